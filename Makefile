@@ -1,0 +1,84 @@
+# Everything below needs Python 3.11 or newer and pip; nothing else is fetched after the install.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OLDEST_TRANSFORMERS := 5.17.0
+WORKERS ?= 2
+
+# Two test workers with one thread each are quicker than two workers that fight for the same cores.
+TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg
+PYTEST := -m pytest -n $(WORKERS) -q
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format bench test-matrix test-integrations docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+
+# torch comes first and alone, pinned by constraints.txt, so that no other package chooses it.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+venv: $(STAMP)  ## build .venv once
+
+demo: $(STAMP)  ## train a small pruner, compare methods, write out/demo/index.html
+	$(BIN)/diffprune demo --out out/demo
+
+test: $(STAMP)  ## the whole default test suite
+	$(TEST_ENV) $(BIN)/python $(PYTEST)
+
+check: $(STAMP)  ## format, lint, types, import direction, docs coverage
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_docs.py
+
+format: $(STAMP)  ## rewrite the sources the way `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## CPU benchmarks into results/bench_cpu.json
+	$(BIN)/python -m diffprune.measure.bench --out results/bench_cpu.json
+
+test-matrix: .venv-oldest/.installed .venv-newest/.installed  ## the suite on the oldest and newest transformers
+	$(TEST_ENV) .venv-oldest/bin/python $(PYTEST)
+	$(TEST_ENV) .venv-newest/bin/python $(PYTEST)
+
+.venv-oldest/.installed: pyproject.toml constraints.txt
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install -q -c constraints.txt torch
+	.venv-oldest/bin/python -m pip install -q -c constraints.txt -e '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS)'
+	touch $@
+
+.venv-newest/.installed: pyproject.toml constraints.txt
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install -q -c constraints.txt torch
+	.venv-newest/bin/python -m pip install -q -c constraints.txt --upgrade -e '.[dev]' transformers
+	touch $@
+
+# One virtual environment per engine: their own pins do not agree with each other.
+test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment
+	@ran=0; \
+	for extra in lmms vllm; do \
+	  if [ ! -f tests/integrations/test_$$extra.py ]; then echo "$$extra: not there yet, nothing was run"; continue; fi; \
+	  test -x .venv-$$extra/bin/python || $(PYTHON) -m venv .venv-$$extra; \
+	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt torch || exit 1; \
+	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt -e ".[dev,$$extra]" || exit 1; \
+	  $(TEST_ENV) .venv-$$extra/bin/python -m pytest -q -m integration tests/integrations/test_$$extra.py || exit 1; \
+	  ran=1; \
+	done; \
+	if [ $$ran -eq 0 ]; then echo "no integration has tests yet"; exit 1; fi
+
+docs: $(STAMP)  ## everything in docs/ that is made from results/ and from the code, then the coverage check
+	$(BIN)/python tools/make_catalogue.py
+	$(BIN)/diffprune report --results results --out docs/results.md --readme README.md
+	$(BIN)/python tools/check_docs.py
+
+clean:  ## remove environments, caches and outputs
+	rm -rf .venv .venv-* out build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,119 @@
+"""Writes docs/methods.md, docs/backbones.md and docs/cli.md from what the code says of itself.
+
+python tools/make_catalogue.py
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from diffprune.cli.backbones import list_backbones
+from diffprune.cli.main import subcommands
+from diffprune.cli.methods import list_methods
+from diffprune.results import Row, markdown_table, write_text
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+NOTE = "Made by `make docs` from the code; do not edit by hand.\n"
+
+
+def methods_page() -> str:
+    """Every pruning method with its idea, its needs and its source."""
+    columns = ["name", "idea", "place", "needs", "trained", "budget", "paper", "year", "licence", "certainty"]
+    rows = [
+        {
+            **method,
+            "name": f"`{method['name']}`",
+            "needs": ", ".join(f"`{need}`" for need in method["needs"]),
+            "year": str(method["year"] or ""),
+        }
+        for method in list_methods()
+    ]
+    return (
+        f"# Methods\n\n{NOTE}\n"
+        "`needs` is what a method asks of the model besides the visual features. `certainty` says how sure the rule "
+        "is: own, from the paper's formula, from reading the release, or unofficial. "
+        "How to add one: [add_a_method.md](add_a_method.md).\n\n"
+        f"{markdown_table(rows, columns)}"
+    )
+
+
+def backbones_page() -> str:
+    """Every model family, what it provides, and its presets."""
+    families, presets = [], []
+    for family in list_backbones():
+        provides = ", ".join(f"`{item}`" for item in family["provides"])
+        families.append({"family": f"`{family['family']}`", "provides": provides})
+        for preset in family["presets"]:
+            presets.append(
+                {
+                    "preset": f"`{preset['name']}`",
+                    "family": f"`{family['family']}`",
+                    "weights": preset["hub_id"],
+                    "visual tokens": preset["num_visual"],
+                    "note": preset["note"],
+                }
+            )
+    return (
+        f"# Backbones\n\n{NOTE}\n"
+        "A family is a Hugging Face `model_type`; any checkpoint of it works. A preset is a real size of a family by a "
+        "short name. How to add one: [add_a_backbone.md](add_a_backbone.md).\n\n"
+        f"{markdown_table(families, ['family', 'provides'])}\n"
+        f"{markdown_table(presets, ['preset', 'family', 'weights', 'visual tokens', 'note'])}"
+    )
+
+
+def command_options(command: Callable[..., Any]) -> Iterator[Row]:
+    """Name, default and help of each argument and option of a subcommand, from its signature."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        info = hints[parameter.name].__metadata__[0]
+        words = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
+        spelled = " ".join(word for word in words if word.startswith("-")) or f"--{parameter.name.replace('_', '-')}"
+        is_argument = type(info).__name__ == "ArgumentInfo"
+        is_needed = parameter.default is inspect.Parameter.empty
+        yield {
+            "option": f"`{parameter.name.upper() if is_argument else spelled}`",
+            "default": "(needed)" if is_needed else "" if parameter.default in (None, False, "") else parameter.default,
+            "meaning": info.help,
+        }
+
+
+def command_section(name: str) -> str:
+    """One subcommand: its own text, examples as code, options as a table."""
+    command = importlib.import_module(f"diffprune.cli.{name}").command
+    text, _, examples = inspect.cleandoc(command.__doc__).replace("\b\n", "").partition("Examples:\n")
+    options = list(command_options(command))
+    table = f"\n{markdown_table(options, ['option', 'default', 'meaning'])}" if options else ""
+    return f"## `diffprune {name}`\n\n{text.strip()}\n\n```\n{inspect.cleandoc(examples)}\n```\n{table}"
+
+
+def cli_page() -> str:
+    """Every subcommand."""
+    sections = "\n".join(command_section(name) for name in subcommands())
+    return (
+        f"# Command line\n\n{NOTE}\n"
+        "The exit code is 0 only on success. An error is one sentence on stderr; `--debug` shows its traceback. "
+        "`keep` is what stays: `64` is tokens per picture, `0.111` a share, `1.0` all. "
+        "A new subcommand is a new file in `src/diffprune/cli` with a function `command`.\n\n"
+        f"{sections}"
+    )
+
+
+def pages() -> dict[Path, str]:
+    """The text of each generated page."""
+    return {
+        DOCS / "methods.md": methods_page(),
+        DOCS / "backbones.md": backbones_page(),
+        DOCS / "cli.md": cli_page(),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        write_text(path, text)
+        print(f"wrote docs/{path.name}")
