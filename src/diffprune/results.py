@@ -1,0 +1,370 @@
+"""Result files: every number the project states comes from one `results/<name>.json` written here.
+
+A file holds what was run (command, commit, date, device, versions, seeds) and plain rows. The keys of a row have fixed
+names, types and ranges, so that tables can be made from any file and files can be compared.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+Row = Mapping[str, Any]
+Kind = Literal["quality", "summary", "speed", "training", "benchmark", "other"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """One results file: what was run, where, and the rows that came out."""
+
+    name: str
+    command: str
+    commit: str
+    date: str
+    device: str
+    versions: dict[str, str]
+    seeds: list[int]
+    rows: list[dict[str, Any]]
+    notes: str
+
+
+# --- what a row may hold ----------------------------------------------------------------------------------------------
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_count(value: Any) -> bool:
+    return _is_int(value) and value >= 0
+
+
+def _is_size(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _is_keep(value: Any) -> bool:
+    return (_is_int(value) and value >= 1) or (isinstance(value, float) and 0 < value <= 1)
+
+
+def _between(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: _is_number(value) and low <= value <= high
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value)) and value[0] <= value[1]
+
+
+_TEXT = (_is_text, "a non-empty text")
+_COUNT = (_is_count, "an integer of 0 or more")
+_SIZE = (_is_size, "a finite number of 0 or more")
+_NUMBER = (_is_number, "a finite number")
+_PERCENT = (_between(0.0, 100.0), "a number from 0 to 100")
+_SHARE = (_between(0.0, 1.0), "a number from 0 to 1")
+
+ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    # quality
+    "method": _TEXT,
+    "keep": (_is_keep, "an integer number of tokens from 1 or a float share in (0, 1]"),
+    "seed": (_is_int, "an integer"),
+    "task": _TEXT,
+    "score": _PERCENT,
+    "score_raw": _NUMBER,
+    "full_score": _PERCENT,
+    # quality, summed up
+    "retention": _SIZE,
+    "retention_std": _SIZE,
+    "ci95": (_is_interval, "a pair [low, high] of finite numbers"),
+    "n_seeds": _COUNT,
+    "unchanged": _SHARE,
+    # speed; every time in ms is a median
+    "path": (lambda value: value in ("eager", "fast"), '"eager" or "fast"'),
+    "batch": (lambda value: _is_int(value) and value >= 1, "an integer of 1 or more"),
+    "num_visual": _COUNT,
+    "num_kept": _COUNT,
+    "num_text": _COUNT,
+    "encode_ms": _SIZE,
+    "pruner_ms": _SIZE,
+    "prefill_ms": _SIZE,
+    "ttft_ms": _SIZE,
+    "decode_tok_s": _SIZE,
+    "tflops": _SIZE,
+    "peak_gb": _SIZE,
+    "kv_bytes": _COUNT,
+    # training
+    "backbone": _TEXT,
+    "samples_s": _SIZE,
+    "mfu": _SHARE,
+    # benchmarks
+    "name": _TEXT,
+    "ours_ms": _SIZE,
+    "reference_ms": _SIZE,
+    "ratio": _SIZE,
+}
+
+# The kind of a row is told by one key (first match); the others are then required.
+_KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
+    ("summary", "retention", ("method", "keep")),
+    ("quality", "score", ("method", "keep", "seed", "task")),
+    ("training", "samples_s", ("backbone", "batch")),
+    ("benchmark", "ours_ms", ("name",)),
+    ("speed", "path", ("batch",)),
+)
+
+
+def kind_of(row: Row) -> Kind:
+    """Which of the fixed kinds a row is; "other" where none of their telling keys is there (probes)."""
+    for kind, telling, _ in _KINDS:
+        if telling in row:
+            return kind
+    return "other"
+
+
+def _check_plain(value: object, where: str) -> None:
+    """Raise unless `value` survives JSON: text, finite numbers, booleans, None, lists and dicts of these."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where} has the key {key!r}: keys must be texts")
+            _check_plain(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{where}[{index}]")
+    elif not (value is None or isinstance(value, str | bool) or _is_number(value)):
+        raise ValueError(
+            f"{where} is {value!r}: must be a text, a finite number, a boolean, or a list or dict of these"
+        )
+
+
+def check_rows(rows: Iterable[Row]) -> None:
+    """Raise a `ValueError` that names the row, the key and the value where a row breaks the schema."""
+    for index, row in enumerate(rows):
+        for key, value in row.items():
+            if key in ROW_KEYS:
+                is_valid, wanted = ROW_KEYS[key]
+                if not is_valid(value):
+                    raise ValueError(f"row {index}: {key} is {value!r}: must be {wanted} (or leave the key out)")
+            _check_plain(value, f"row {index}: {key}")
+        for kind, telling, required in _KINDS:
+            if kind == kind_of(row):
+                for key in required:
+                    if key not in row:
+                        raise ValueError(f"row {index}: {telling!r} makes it a {kind} row, which also needs {key!r}")
+
+
+# --- what was run -----------------------------------------------------------------------------------------------------
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that can change a number."""
+    versions = {"python": platform.python_version()}
+    for package in ("diffprune", "torch", "transformers", "numpy"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from a source folder
+            continue
+    return versions
+
+
+def device_name() -> str:
+    """The accelerator torch would use, else the processor and how many cores this process may use."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return f"CPU {_processor_model()}, {cores} cores"
+
+
+def _processor_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _without_machine_path(argument: str) -> str:
+    """The argument with an absolute path made relative to the working folder, or cut to its last part."""
+    option, equals, value = argument.rpartition("=")
+    if not PurePath(value).is_absolute():
+        return argument
+    path = PurePath(value)
+    short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else PurePath(path.name)
+    return f"{option}{equals}{short}"
+
+
+def command_line() -> str:
+    """This process's command as a user would type it, without the machine's own paths."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name if spec is not None else ""
+    if module.startswith("diffprune.") and module != "diffprune.__main__":
+        program = ["python", "-m", module]
+    elif PurePath(sys.argv[0]).suffix == ".py" and module == "":
+        program = ["python", _without_machine_path(sys.argv[0])]
+    else:
+        program = ["diffprune"]
+    return shlex.join(program + [_without_machine_path(argument) for argument in sys.argv[1:]])
+
+
+def source_commit() -> str:
+    """The commit of the checkout this package runs from, `-dirty` where its sources differ; else "unknown"."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return "unknown"
+    git = ["git", "-C", str(root)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"], capture_output=True, check=False)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit if changed.returncode == 0 else f"{commit}-dirty"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old file or the new one, never a part of it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _to_json(results: Results) -> str:
+    """JSON text with one row per line, so that a changed number is a changed line."""
+    lines = []
+    for key, value in asdict(results).items():
+        if key == "rows" and value:
+            rows = ",\n    ".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in value)
+            lines.append(f'  "rows": [\n    {rows}\n  ]')
+        else:
+            lines.append(f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_results(
+    path: str | Path,
+    *,
+    name: str,
+    rows: Sequence[Row],
+    command: str | None = None,
+    commit: str | None = None,
+    device: str | None = None,
+    seeds: Sequence[int] = (),
+    notes: str = "",
+) -> Results:
+    """Check the rows, add what was run and where, write the file in one step, and return what it holds.
+
+    Args:
+        path: The file, usually `results/<name>.json`.
+        name: What `diffprune report` and other tools look for.
+        rows: Plain dicts; see `ROW_KEYS` for the names that have a fixed type.
+        command: How to get the numbers again; this process's own command line if not given.
+        commit: For machines without a git checkout; read from the checkout if not given.
+        device: Where it ran; asked of torch if not given.
+        seeds: Every seed that enters the rows.
+        notes: One or two sentences a reader of the table needs.
+    """
+    check_rows(rows)
+    results = Results(
+        name=name,
+        command=command if command is not None else command_line(),
+        commit=commit if commit is not None else source_commit(),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        device=device if device is not None else device_name(),
+        versions=library_versions(),
+        seeds=list(seeds),
+        rows=[dict(row) for row in rows],
+        notes=notes,
+    )
+    write_text(path, _to_json(results))
+    return results
+
+
+def read_results(path: str | Path) -> Results:
+    """The content of a results file, its keys and rows checked."""
+    path = Path(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read results file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): write it again with the command that made it") from error
+    expected = [field.name for field in fields(Results)]
+    if not isinstance(content, dict) or sorted(content) != sorted(expected):
+        found = ", ".join(sorted(content)) if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path} is not a results file: expected the keys {', '.join(expected)}, found {found}")
+    try:
+        check_rows(content["rows"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Results(**content)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def format_value(value: object) -> str:
+    """A table cell: numbers with about four digits, an interval as `low to high`, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        size = abs(value)
+        if size >= 1000:
+            return f"{value:,.0f}"
+        if size >= 100:
+            return f"{value:.1f}"
+        return f"{value:.2f}" if size >= 10 else f"{value:.4g}"
+    if isinstance(value, list | tuple) and all(map(_is_number, value)):
+        separator = " to " if len(value) == 2 else ", "
+        return separator.join(format_value(item) for item in value)
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def markdown_table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
+    """A Markdown table; columns are those given, else every key with a plain value: fixed names first, then others."""
+    if columns is None:
+        present = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, Mapping))
+        columns = [key for key in ROW_KEYS if key in present] + [key for key in present if key not in ROW_KEYS]
+    numeric = [any(_is_number(row.get(key)) for row in rows) for key in columns]
+    lines = [
+        "| " + " | ".join(columns) + " |",
+        "|" + "|".join("---:" if is_numeric else "---" for is_numeric in numeric) + "|",
+    ]
+    lines += ["| " + " | ".join(format_value(row.get(key)) for key in columns) + " |" for row in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,210 @@
+"""The few data types every part of the library speaks, and the one legend of axis letters.
+
+B images (rows), N visual tokens, K kept tokens, D vision width, L language width, T sequence length,
+S placeholder slots of an image, G patches in one scoring unit, V vocabulary, H heads.
+
+One row is one image. Rows of different length are padded; `mask` is True where a token is real. Index tensors of kept
+tokens are ascending and padded with -1 at the end of rows that keep fewer.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Grid = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisualTokens:
+    """What a vision encoder gives for each image, and whatever else a pruning method asked for.
+
+    Only `x` is required, so a method can be tried on plain tensors: `VisualTokens(x=torch.randn(2, 576, 1024))`.
+
+    Args:
+        x: Encoder features, as the projector takes them. Where one language token is made of G patches, their
+            features are concatenated: D = G * width.
+        mask: True where a token is real. Left out: all are.
+        grid: (rows, columns) of each image's tokens; one pair serves all rows.
+        group: G, the number of patches in one scoring unit.
+        coords: (row, column) of each patch on the encoder's grid, for encoders with rotary positions.
+        segment: Which tile each token comes from; a scorer attends within a tile. Left out: one tile.
+        seeds: One number per image made from its pixels, for methods that draw at random.
+        slots: Token index behind each placeholder of the prompt, -1 for a placeholder that carries no picture content
+            (a newline), -2 for padding. Left out: placeholder i is token i.
+        boxes: Where each token looks, x0 y0 x1 y1 in pixels of the original picture.
+        planes: Further features of the same tokens that are kept and dropped with them (DeepStack).
+        cls_attention: Attention the encoder pays to each token: its [CLS] row, or the column mean where there is none.
+        keys: Key vectors of the same encoder layer.
+        projected: The tokens after the projector.
+        text: Embeddings of the prompt's text, one row per image; `text_mask` is True where a text token is real.
+    """
+
+    x: Float[Tensor, "B N D"]
+    mask: Bool[Tensor, "B N"] = None  # type: ignore[assignment]  # filled in __post_init__
+    grid: tuple[Grid, ...] = ()
+    group: int = 1
+    coords: Int[Tensor, "B N G 2"] | None = None
+    segment: Int[Tensor, "B N"] | None = None
+    seeds: tuple[int, ...] | None = None
+    slots: Int[Tensor, "B S"] | None = None
+    boxes: Float[Tensor, "B N 4"] | None = None
+    planes: tuple[Tensor, ...] = ()
+    cls_attention: Float[Tensor, "B N"] | None = None
+    keys: Float[Tensor, "B N E"] | None = None
+    projected: Float[Tensor, "B N L"] | None = None
+    text: Float[Tensor, "B M L"] | None = None
+    text_mask: Bool[Tensor, "B M"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is None:  # pyright: ignore[reportUnnecessaryComparison]
+            object.__setattr__(self, "mask", torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device))
+        grid = self.grid
+        if len(grid) == 2 and isinstance(grid[0], int):  # one pair for all rows
+            grid = ((int(grid[0]), int(grid[1])),) * len(self)  # type: ignore[arg-type]
+        object.__setattr__(self, "grid", tuple((int(rows), int(columns)) for rows, columns in grid))
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def counts(self) -> Int[Tensor, " B"]:
+        """Real tokens in each row."""
+        return self.mask.sum(-1)
+
+    def take(self, rows: Sequence[int]) -> "VisualTokens":
+        """The same for some of the images, in the order given."""
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self.x.device)
+        changes: dict[str, object] = {
+            "grid": tuple(self.grid[row] for row in rows) if self.grid else (),
+            "seeds": None if self.seeds is None else tuple(self.seeds[row] for row in rows),
+            "planes": tuple(plane[index] for plane in self.planes),
+        }
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                changes[item.name] = value[index]
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def patches(self) -> Float[Tensor, "B P W"]:
+        """The same features with one row per patch, P = N * G."""
+        return self.x.unflatten(-1, (self.group, -1)).flatten(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much of an image stays: an int is tokens per image, a float a share of them (`1` is one token, `1.0` all)."""
+
+    keep: int | float
+
+    def __post_init__(self) -> None:
+        keep = self.keep
+        if isinstance(keep, bool) or not math.isfinite(keep):
+            raise ValueError(f"keep={keep!r} is no budget; give tokens as an int (64) or a share as a float (0.111)")
+        if isinstance(keep, int) and keep < 1:
+            raise ValueError(f"keep={keep} keeps nothing; give at least 1 token, or a share above 0.0")
+        if isinstance(keep, float) and not 0.0 < keep <= 1.0:
+            raise ValueError(f"keep={keep} is no share; a float lies above 0.0 and at most 1.0, tokens are an int")
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """A budget from the command line: "64" is tokens, "0.111" and "1.0" are shares."""
+        try:
+            return cls(int(text))
+        except ValueError as error:
+            if "keep=" in str(error):
+                raise
+        try:
+            return cls(float(text))
+        except ValueError as error:
+            if "keep=" in str(error):
+                raise
+            raise ValueError(f"keep={text!r} is no budget; give tokens (64) or a share (0.111)") from None
+
+    def count(self, num_tokens: int) -> int:
+        """Tokens to keep of `num_tokens`: never more than there are, and at least one."""
+        if isinstance(self.keep, int):
+            return min(num_tokens, self.keep)
+        return min(num_tokens, max(1, math.floor(self.keep * num_tokens + 0.5)))
+
+    def counts(self, mask: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
+        """Tokens to keep in each row of a padded batch."""
+        return torch.tensor([self.count(n) for n in mask.sum(-1).tolist()], dtype=torch.int64, device=mask.device)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSelection:
+    """What was kept of one image.
+
+    Args:
+        keep: Raster indices of the kept tokens, ascending.
+        logits: The method's score of every token, or None where it has no ranking.
+        grid: (rows, columns) of the tokens.
+        boxes: Where each token looks, x0 y0 x1 y1 in pixels of the picture, or None where it is not known.
+    """
+
+    keep: Int[Tensor, " K"]
+    logits: Float[Tensor, " N"] | None
+    grid: Grid
+    boxes: Float[Tensor, "N 4"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Sequence[ImageSelection]):
+    """One `ImageSelection` per image. `selection[0].keep` and `selection.keep[0]` are the same tensor."""
+
+    images: tuple[ImageSelection, ...]
+
+    def __getitem__(self, index: int) -> ImageSelection:  # type: ignore[override]
+        return self.images[index]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __iter__(self) -> Iterator[ImageSelection]:
+        return iter(self.images)
+
+    @property
+    def keep(self) -> list[Tensor]:
+        return [image.keep for image in self.images]
+
+    @property
+    def logits(self) -> list[Tensor | None]:
+        return [image.logits for image in self.images]
+
+    @property
+    def grid(self) -> list[Grid]:
+        return [image.grid for image in self.images]
+
+    @property
+    def boxes(self) -> list[Tensor | None]:
+        return [image.boxes for image in self.images]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LMInputs:
+    """What the language model is given: text and visual tokens in one sequence, left-padded.
+
+    Args:
+        input_ids: Token ids; a placeholder id where a visual token stands.
+        inputs_embeds: The embeddings that are run.
+        attention_mask: 1 where a position is real.
+        position_ids: Original indices, so with gaps where tokens were dropped; one leading axis of 3 for M-RoPE.
+        visual: True where a visual token stands.
+        source: Column of the unpruned sequence each position comes from.
+        labels: Targets for the loss, -100 where there is none.
+        extra: Whatever else the family's forward takes.
+    """
+
+    input_ids: Int[Tensor, "B T"]
+    inputs_embeds: Float[Tensor, "B T L"]
+    attention_mask: Int[Tensor, "B T"]
+    position_ids: Int[Tensor, "*R B T"]
+    visual: Bool[Tensor, "B T"]
+    source: Int[Tensor, "B T"]
+    labels: Int[Tensor, "B T"] | None = None
+    extra: dict[str, object] = field(default_factory=dict)

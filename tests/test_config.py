@@ -1,0 +1,147 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from diffprune.config import RunConfig, load_config, make_config, parse_override, to_yaml
+from diffprune.methods.diffprune import DiffPruneOptions
+from diffprune.registry import METHODS
+
+MINIMAL = {"backbone": {"name": "llava"}, "budget": {"keep": 64}}
+
+
+def configs(root):
+    return sorted((root / "configs").rglob("*.yaml"))
+
+
+def test_the_defaults_are_the_papers_numbers():
+    config = make_config(MINIMAL)
+    assert (config.optim.lr, config.optim.batch_size, config.optim.accumulate) == (2e-4, 4, 4)
+    assert (config.tau.start, config.tau.end, config.tau.anneal_steps) == (2.0, 0.1, 2000)
+    assert config.seed == 42 and config.method.name == "diffprune"
+
+
+def test_the_paper_recipe_adds_nothing_to_what_is_printed():
+    config = make_config({**MINIMAL, "recipe": "paper"})
+    assert (config.optim.warmup, config.optim.clip, config.optim.weight_decay) == (0, None, 0.01)
+    options = DiffPruneOptions(**config.method.options)
+    assert (options.noise, options.final_norm, options.standardise, options.kept_exact) == ("unit", False, False, False)
+
+
+def test_the_paper_recipe_gives_other_methods_no_options_of_ours():
+    config = make_config({**MINIMAL, "recipe": "paper", "method": {"name": "gumbel_ste"}})
+    assert config.method.options == {}
+
+
+def test_a_file_wins_over_its_recipe_and_an_override_over_the_file():
+    values = {**MINIMAL, "recipe": "paper", "optim": {"clip": 0.5, "lr": 1e-3}}
+    config = make_config(values, ["optim.lr=1e-4"])
+    assert (config.optim.clip, config.optim.lr, config.optim.warmup) == (0.5, 1e-4, 0)
+
+
+def test_every_shipped_config_loads_and_has_the_papers_recipe(root):
+    found = configs(root)
+    assert len(found) >= 5
+    for path in found:
+        config = load_config(path)
+        assert config.optim.lr == 2e-4 and config.optim.batch_size * config.optim.accumulate == 16
+        assert config.tau.anneal_steps == 2000 and config.seed == 42
+        METHODS.get(config.method.name).Options(**config.method.options)  # every option is one the method has
+        assert path.stem == f"{config.method.name}_k{config.budget.keep}"
+
+
+def test_the_resolved_config_reads_back_equal(root, tmp_path):
+    for path in configs(root):
+        config = load_config(path, ["method.own_option=[1, 2]", "budget.keep=null", "budget.range=[0.05, 1.0]"])
+        (tmp_path / "config.yaml").write_text(to_yaml(config))
+        assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make_config(MINIMAL).seed = 1  # type: ignore[misc]
+
+
+def test_options_of_the_method_stand_beside_its_name():
+    config = make_config({**MINIMAL, "method": {"name": "diffprune", "noise": "unit"}}, ["method.scorer_depth=3"])
+    assert config.method.options == {"noise": "unit", "scorer_depth": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-4", 1e-4), ("2E+3", 2000.0), ("64", 64), ("1.0", 1.0), ("null", None)]
+)
+def test_an_override_is_read_as_people_write_numbers(text, value):
+    parsed = parse_override(f"optim.lr={text}")["optim"]["lr"]
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.learning_rate=1", "unknown key optim.learning_rate"),
+        ("optim.batchsize=1", "did you mean optim.batch_size"),
+        ("optin.lr=1", "did you mean optim"),
+        ("seeed=1", "did you mean seed"),
+        ("optim.lr=fast", "optim.lr is 'fast': must be a number"),
+        ("optim.lr=.inf", "optim.lr is inf"),
+        ("optim.lr=0", "optim.lr is 0.0: must be above 0"),
+        ("optim.batch_size=2.5", "optim.batch_size is 2.5: must be an integer"),
+        ("optim.batch_size=true", "optim.batch_size is True"),
+        ("optim.clip=-1", "optim.clip is -1.0: must be above 0"),
+        ("optim=3", "optim is 3: must be a mapping"),
+        ("optim.warmup=1.5", "optim.warmup is 1.5"),
+        ("backbone.dtype=int8", "backbone.dtype is 'int8': must be 'float32' or"),
+        ("backbone.name=null", "backbone.name is None: must be a text"),
+        ("budget.keep=0", "budget.keep=0"),
+        ("budget.keep=1.5", "budget.keep=1.5"),
+        ("budget.range=[16, 128]", "give one and set the other to null"),
+        ("tau.end=3.0", "tau.end is 3.0"),
+        ("data.share=0", "data.share is 0"),
+        ("recipe=mine", "recipe is 'mine': must be 'default' or 'paper'"),
+        ("optim.lr", "not of the form key.name=value"),
+        ("=1", "not of the form key.name=value"),
+        ("optim.lr=[", "is not YAML"),
+    ],
+)
+def test_a_bad_override_is_refused_with_its_key_and_value(override, message):
+    with pytest.raises(ValueError) as error:
+        make_config(MINIMAL, [override])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("low_high", ["[128, 16]", "[16, 0.5]", "[16]", "[0, 16]", "16"])
+def test_a_bad_range_is_refused(low_high):
+    with pytest.raises(ValueError, match=r"range|keep"):
+        make_config(MINIMAL, ["budget.keep=null", f"budget.range={low_high}"])
+
+
+def test_a_missing_section_is_named():
+    with pytest.raises(ValueError, match="budget is missing"):
+        make_config({"backbone": {"name": "llava"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2\n", "key seed is given twice, again on line 2"),
+        ("- 1\n", "a config is a mapping"),
+        ("a: [1\n", "is not YAML"),
+        ("!!python/object/apply:os.getcwd []\n", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path, text, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:
+        load_config(path)
+    assert "bad.yaml" in str(error.value) and message in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot read config .*none\.yaml"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_the_yaml_is_plain(root):
+    values = yaml.safe_load(to_yaml(make_config(MINIMAL)))
+    assert set(values) == {field.name for field in dataclasses.fields(RunConfig)}
