@@ -1,0 +1,180 @@
+"""The benchmarks' own metrics, as pure functions of answers.
+
+Each follows the official script of its benchmark: GQA (exact match), VQAv2, TextVQA and VizWiz (ten answers, with the
+VQA normalisation), POPE (F1), MME (accuracy and accuracy+), MMBench (circular), ScienceQA and SEED (a letter).
+
+A metric over many answers gives `Scored`: the score in percent of its maximum, and one value for each independent unit
+(a question, a pair, a set of rotations) such that the score is the mean of the units. Resampling units resamples the
+score, which is what a paired bootstrap needs.
+"""
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+MME_SUBTASK_MAXIMUM = 200  # 100 for accuracy and 100 for accuracy+
+
+_ARTICLES = frozenset(("a", "an", "the"))
+_DIGITS = "zero one two three four five six seven eight nine ten"
+_NUMBERS = {"none": "0"} | {word: str(number) for number, word in enumerate(_DIGITS.split())}
+_PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+_PERIOD = re.compile(r"(?!<=\d)\.(?!\d)")  # as the official script writes it: a period before a digit stays
+_COMMA_IN_NUMBER = re.compile(r"\d,\d")
+_CONTRACTIONS = """
+    ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've
+    he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've needn't not've
+    o'clock oughtn't shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd
+    someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're
+    there's they'd they'd've they'll they're they've wasn't we'd've we've weren't what'll what're what's what've when's
+    where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
+    y'all y'all'd've you'd you'd've you'll you're you've
+"""
+# Each contraction with one apostrophe forgotten, and what was meant.
+_REPAIRED = {
+    word[: m.start()] + word[m.end() :]: word for word in _CONTRACTIONS.split() for m in re.finditer("'", word)
+}
+
+
+class Scored(NamedTuple):
+    """A score in percent, and the values of its independent units, of which it is the mean."""
+
+    score: float
+    units: list[float]
+
+
+def mean(units: list[float]) -> Scored:
+    """The mean of units that already are percentages."""
+    if not units:
+        raise ValueError("There are no answers to score: give at least one.")
+    return Scored(sum(units) / len(units), units)
+
+
+def _check(outputs: Sequence[str], *others: Sequence) -> None:
+    for other in others:
+        if len(other) != len(outputs):
+            raise ValueError(f"{len(outputs)} outputs cannot answer {len(other)} questions: give one for each.")
+
+
+# Open answers --------------------------------------------------------------------------------------------------------
+
+
+def exact_match(output: str, answer: str) -> float:
+    """1.0 where the output is the answer, letter case, outer space and a final period aside (GQA)."""
+    return float(_plain(output) == _plain(answer))
+
+
+def _plain(text: str) -> str:
+    return text.strip().rstrip(".").lower()
+
+
+def normalize(text: str) -> str:
+    """An answer as the VQA script compares it: lower case, no punctuation, no articles, digits for number words."""
+    text = text.replace("\n", " ").replace("\t", " ").strip()
+    spaced = text
+    for mark in _PUNCTUATION:
+        if mark not in text:
+            continue
+        # A mark at the edge of a word goes; one inside a word parts it, unless the text has a number like 1,000.
+        at_edge = f"{mark} " in text or f" {mark}" in text or _COMMA_IN_NUMBER.search(text) is not None
+        spaced = spaced.replace(mark, "" if at_edge else " ")
+    words = (_NUMBERS.get(word, word) for word in _PERIOD.sub("", spaced).lower().split())
+    return " ".join(_REPAIRED.get(word, word) for word in words if word not in _ARTICLES)
+
+
+def agreement(matches: int, answers: int) -> float:
+    """The mean over all ways to leave one answer out of min(1, how many of the rest match / 3)."""
+    if matches == 0:
+        return 0.0
+    return ((answers - matches) * min(1.0, matches / 3) + matches * min(1.0, (matches - 1) / 3)) / answers
+
+
+def vqa_accuracy(output: str, answers: Sequence[str]) -> float:
+    """The share of agreement with the annotators: 1.0 from three others on (VQAv2, TextVQA, VizWiz)."""
+    if not answers:
+        raise ValueError("An output cannot be compared with no answers: give the annotators' answers.")
+    said = normalize(output)
+    return agreement(sum(normalize(answer) == said for answer in answers), len(answers))
+
+
+# Letters -------------------------------------------------------------------------------------------------------------
+
+
+def parse_letter(output: str) -> str | None:
+    """The letter an output chooses, as in "B", "B.", "(B) red" or "The answer is B"; None where it chooses none."""
+    found = re.match(r"\(?([A-D])(?![a-zA-Z'])", output.strip()) or re.search(r"answer is:? \(?([A-D])\b", output)
+    return found.group(1) if found else None
+
+
+def choice_accuracy(outputs: Sequence[str], letters: Sequence[str]) -> Scored:
+    """The share of right letters (ScienceQA, SEED)."""
+    _check(outputs, letters)
+    return mean([100.0 * (parse_letter(output) == letter) for output, letter in zip(outputs, letters, strict=True)])
+
+
+def circular_accuracy(outputs: Sequence[str], letters: Sequence[str], groups: Sequence[Hashable]) -> Scored:
+    """The share of groups (one question with its options rotated) that are right in every rotation (MMBench)."""
+    _check(outputs, letters, groups)
+    right: dict[Hashable, bool] = {}
+    for output, letter, group in zip(outputs, letters, groups, strict=True):
+        right[group] = right.get(group, True) and parse_letter(output) == letter
+    return mean([100.0 * value for value in right.values()])
+
+
+# Yes or no -----------------------------------------------------------------------------------------------------------
+
+
+def parse_presence(output: str) -> str:
+    """ "no" where the first sentence has a "no" or "not", else "yes": POPE's own reading, which has no third answer."""
+    words = output.split(".")[0].replace(",", " ").lower().split()
+    return "no" if "no" in words or "not" in words else "yes"
+
+
+def parse_yes_no(output: str) -> str | None:
+    """ "yes" or "no" where the output starts with it, else None (MME)."""
+    start = output.strip().lower()[:4]
+    return "yes" if start.startswith("yes") else "no" if start.startswith("no") else None
+
+
+def pope_f1(outputs: Sequence[str], answers: Sequence[str], subsets: Sequence[Hashable]) -> Scored:
+    """F1 of "yes", averaged over the subsets (random, popular, adversarial).
+
+    F1 is a ratio of sums, 2 TP / (2 TP + FP + FN), so a question's unit is its first-order share of it (the
+    infinitesimal jackknife): F1 + n (numerator - F1 denominator) / sum of denominators. Their mean is exactly F1.
+    """
+    _check(outputs, answers, subsets)
+    places: dict[Hashable, list[int]] = {}
+    for place, subset in enumerate(subsets):
+        places.setdefault(subset, []).append(place)
+    units = [0.0] * len(outputs)
+    for members in places.values():
+        said = [parse_presence(outputs[place]) == "yes" for place in members]
+        true = [answers[place] == "yes" for place in members]
+        above = [2.0 * (s and t) for s, t in zip(said, true, strict=True)]
+        below = [float(s) + float(t) for s, t in zip(said, true, strict=True)]  # 2 TP + FP + FN, one by one
+        total = sum(below) or 1.0  # no yes asked for and none said: F1 is 0
+        f1 = sum(above) / total
+        weight = len(outputs) / (len(places) * len(members))  # every subset counts the same, whatever its size
+        for place, numerator, denominator in zip(members, above, below, strict=True):
+            units[place] = 100.0 * weight * (f1 + len(members) * (numerator - f1 * denominator) / total)
+    return mean(units)
+
+
+def mme_score(
+    outputs: Sequence[str], answers: Sequence[str], pairs: Sequence[Hashable], subtasks: Sequence[str]
+) -> Scored:
+    """Accuracy + accuracy+ (both questions of a picture right), averaged over the subtasks, in percent of 200 each.
+
+    The benchmark's own number is the sum over subtasks: `score / 100 * MME_SUBTASK_MAXIMUM * number of subtasks`.
+    """
+    _check(outputs, answers, pairs, subtasks)
+    right: dict[tuple[str, Hashable], list[bool]] = {}
+    for output, answer, pair, subtask in zip(outputs, answers, pairs, subtasks, strict=True):
+        right.setdefault((subtask, pair), []).append(parse_yes_no(output) == answer)
+    sizes: dict[str, int] = {}
+    for subtask, _ in right:
+        sizes[subtask] = sizes.get(subtask, 0) + 1
+    units = []
+    for (subtask, _), values in right.items():
+        weight = len(right) / (len(sizes) * sizes[subtask])  # every subtask counts the same, whatever its size
+        units.append(50.0 * weight * (sum(values) / len(values) + all(values)))
+    return mean(units)
