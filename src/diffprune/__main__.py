@@ -1,0 +1,5 @@
+"""`python -m diffprune` is `diffprune`."""
+
+from diffprune.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Vision-language model families, one file each, named by their Hugging Face `model_type`."""

@@ -1,0 +1,443 @@
+"""What a model family must say about itself: how to encode, project and number tokens. The rest is written once here.
+
+A backbone takes a loaded Hugging Face model and calls its parts (vision tower, projector, language model). It patches
+nothing and subclasses nothing, so the model stays what it was.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from PIL import Image
+from torch import Tensor, nn
+
+from diffprune.backbones.images import open_image, pixel_seed
+from diffprune.nn import BlockSpec
+from diffprune.ops import take_tokens
+from diffprune.types import LMInputs, VisualTokens
+
+IGNORE = -100  # label of a position without a target
+NEWLINE_RULES = ("rows", "all", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Prompts and pictures, ready for the model.
+
+    Args:
+        features: What the processor gave: ids, mask, pixels and whatever the family adds. Left-padded.
+        row_of_image: The prompt each image belongs to.
+        sizes: (width, height) of each original picture.
+        seeds: One number per picture, made from its pixels.
+    """
+
+    features: dict[str, Tensor]
+    row_of_image: tuple[int, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    seeds: tuple[int, ...] = ()
+    labels: Tensor | None = None
+
+    @property
+    def num_images(self) -> int:
+        return len(self.row_of_image)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A real size of a family: the hub id, and how many visual tokens a picture gives there."""
+
+    hub_id: str
+    num_visual: str
+    note: str = field(default="")
+
+
+class Backbone(ABC):
+    """A vision-language model cut open where tokens can be dropped.
+
+    A family says how to `encode` and `project`; where its numbering is not plain counting, `positions`.
+    """
+
+    family: ClassVar[str]
+    presets: ClassVar[dict[str, Preset]] = {}
+    provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
+    # Per-token features of the processor that are gathered together with the ids.
+    sequence_features: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, model: nn.Module, processor: Any) -> None:
+        self.model = cast(Any, model)
+        self.processor = processor
+        # Which placeholders without picture content stay: "rows" (where their row keeps a token), "all" or "none".
+        self.keeps_newlines = "rows"
+        implementation = str(getattr(self.model.config, "_attn_implementation", "sdpa"))
+        if "flash" in implementation:
+            raise ValueError(
+                f"the model runs {implementation}, which reads gaps in positions as packed sequences; "
+                'load it with attn_implementation="sdpa"'
+            )
+
+    # ------------------------------------------------------------------------------------- what a family must say
+
+    @abstractmethod
+    def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:
+        """Features of every image as the projector takes them, raster order, one row per image."""
+
+    @abstractmethod
+    def project(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K L"]:
+        """Features in the language model's space; each token by itself."""
+
+    @property
+    @abstractmethod
+    def block(self) -> BlockSpec:
+        """The kind of block the vision tower is made of."""
+
+    @abstractmethod
+    def vision_modules(self) -> dict[str, nn.Module]:
+        """The parts a pruner depends on (tower and projector), for the fingerprint."""
+
+    # ------------------------------------------------------------------------------------- what most families share
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def image_token_id(self) -> int:
+        return int(self.config.image_token_id)
+
+    @property
+    def image_token(self) -> str:
+        """The placeholder a user writes once per image."""
+        return str(
+            getattr(self.processor, "image_token", None) or self.tokenizer.convert_ids_to_tokens(self.image_token_id)
+        )
+
+    @property
+    def language_model(self) -> Any:
+        """The stack of decoder layers."""
+        return self.model.model.language_model
+
+    @property
+    def newline(self) -> Float[Tensor, " L"] | None:
+        """The embedding of placeholders that carry no picture content, where the family has one."""
+        return None
+
+    def rows_of_slots(self, slots: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+        """The row each placeholder of an image belongs to; one without content closes the row before it."""
+        newline = (slots < 0).long()
+        return newline.cumsum(0) - newline
+
+    def two_way(self, lm: LMInputs) -> Bool[Tensor, "B T"] | None:
+        """True at positions of a prefix that see each other in both directions; None where all is causal."""
+        return None
+
+    def positions(self, batch: Batch) -> Int[Tensor, "*R B T"]:
+        """Position of every token of the unpruned sequence."""
+        return (batch.features["attention_mask"].cumsum(-1) - 1).clamp_min(0)
+
+    def generation_positions(self, lm: LMInputs) -> Int[Tensor, "*R B T"]:
+        """Positions in the form the family's own `generate` takes."""
+        return lm.position_ids
+
+    def plane_inputs(
+        self, planes: Sequence[Float[Tensor, "I K D"]], source: Int[Tensor, " S"], visual: Bool[Tensor, "B T"]
+    ) -> dict[str, object]:
+        """What the language model is further given for the kept tokens' other planes (`VisualTokens.planes`).
+
+        Args:
+            planes: Each plane's features of the kept tokens.
+            source: The token (row of `planes[i].flatten(0, 1)`) that stands at each True of `visual`, row by row.
+            visual: True where a visual token stands.
+        """
+        raise AssertionError(f"{self.family} gives planes of features but does not say what becomes of them")
+
+    def layer_additions(self, lm: LMInputs) -> list[Float[Tensor, "B T L"]]:
+        """What is added to the hidden states after each of the first decoder layers; most families add nothing."""
+        return []
+
+    def text_embeddings(self, batch: Batch, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Embeddings of each prompt's text (its placeholders and padding masked out), one row per image."""
+        ids = batch.features["input_ids"][list(rows)]
+        mask = batch.features["attention_mask"][list(rows)].bool() & (ids != self.image_token_id)
+        return self.model.get_input_embeddings()(ids), mask
+
+    # ------------------------------------------------------------------------------------- prompts and pictures
+
+    def prepare(
+        self,
+        images: Any,
+        text: str | Sequence[str],
+        *,
+        answers: Sequence[str] | None = None,
+        chat: bool = True,
+    ) -> Batch:
+        """Prompts and pictures as the model takes them; with `answers`, for training on them.
+
+        Args:
+            images: For one prompt its images; for several prompts one entry each: an image, a list of them, or None.
+            text: A question, or a prompt that already holds the image placeholder.
+            answers: One answer per prompt; the loss is on these alone.
+            chat: Put questions into the model's chat template.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        pictures = _per_prompt(images, num_prompts=len(texts), single=isinstance(text, str))
+        prompts = [self._prompt(question, len(row), chat) for question, row in zip(texts, pictures, strict=True)]
+        features = self.process(pictures, prompts)
+        labels = None
+        if answers is not None:
+            if len(answers) != len(texts):
+                raise ValueError(f"{len(answers)} answers for {len(texts)} prompts; give one each")
+            features, labels = self._append(features, [self._answer_ids(answer) for answer in answers])
+        device, dtype = self.model.get_input_embeddings().weight.device, self.model.dtype
+        moved = {
+            key: value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+            for key, value in features.items()
+            if isinstance(value, Tensor)
+        }
+        flat = [image for row in pictures for image in row]
+        return Batch(
+            features=moved,
+            row_of_image=tuple(row for row, images_of in enumerate(pictures) for _ in images_of),
+            sizes=tuple(image.size for image in flat),
+            seeds=tuple(pixel_seed(image) for image in flat),
+            labels=None if labels is None else labels.to(device),
+        )
+
+    def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:
+        """The family's own processor on prompts whose placeholders are counted already."""
+        flat = [image for row in pictures for image in row]
+        kwargs: dict[str, Any] = {"images": flat} if flat else {}
+        return dict(self.processor(text=prompts, padding=True, padding_side="left", return_tensors="pt", **kwargs))
+
+    def placeholder_prompt(self, num_images: int) -> str:
+        """The shortest text that holds `num_images` placeholders."""
+        return self.image_token * num_images
+
+    def _prompt(self, text: str, num_images: int, chat: bool) -> str:
+        found = text.count(self.image_token)
+        if found == 0 and chat:
+            if getattr(self.processor, "chat_template", None):
+                content: list[dict[str, str]] = [{"type": "image"}] * num_images + [{"type": "text", "text": text}]
+                message = [{"role": "user", "content": content}]
+                text = self.processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+                found = text.count(self.image_token)
+            elif not text:
+                return self.placeholder_prompt(num_images)
+        if found == 0 and num_images > 0:
+            raise ValueError(
+                f"the prompt holds no image placeholder for {num_images} image(s); put {self.image_token} where each belongs"
+            )
+        if found != num_images:
+            raise ValueError(
+                f"{num_images} image(s) for {found} placeholder(s) {self.image_token}; give one image each"
+            )
+        return text
+
+    def _answer_ids(self, answer: str) -> list[int]:
+        """An answer as the model would write it: one space, the words, the end token."""
+        ids = self.tokenizer(" " + answer, add_special_tokens=False)["input_ids"]
+        return [*ids, self.tokenizer.eos_token_id]
+
+    def _append(self, features: dict[str, Tensor], tails: list[list[int]]) -> tuple[dict[str, Tensor], Tensor]:
+        """The same left-padded batch with a tail of ids after each prompt, and labels on the tails alone."""
+        ids, mask = features["input_ids"], features["attention_mask"]
+        lengths = [int(n) + len(tail) for n, tail in zip(mask.sum(-1).tolist(), tails, strict=True)]
+        width = max(lengths)
+        out = {
+            "input_ids": ids.new_full((len(tails), width), self.pad_id),
+            "attention_mask": mask.new_zeros(len(tails), width),
+        }
+        labels = ids.new_full((len(tails), width), IGNORE)
+        per_token = [key for key in self.sequence_features if key in features]
+        out |= {key: features[key].new_zeros(len(tails), width) for key in per_token}
+        for row, (tail, length) in enumerate(zip(tails, lengths, strict=True)):
+            start, prompt = width - length, ids.shape[1] - (length - len(tail))
+            end = width - len(tail)
+            out["input_ids"][row, start:end] = ids[row, prompt:]
+            out["input_ids"][row, end:] = torch.tensor(tail)
+            out["attention_mask"][row, start:] = 1
+            labels[row, end:] = torch.tensor(tail)
+            for key in per_token:
+                out[key][row, start:end] = features[key][row, prompt:]
+        return {**features, **out}, labels
+
+    @property
+    def pad_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad if pad is not None else self.tokenizer.eos_token_id)
+
+    # ------------------------------------------------------------------------------------- splice
+
+    def splice(
+        self,
+        batch: Batch,
+        tokens: VisualTokens | None,
+        visual: Float[Tensor, "I K L"] | None,
+        keep: Int[Tensor, "I K"] | None,
+        *,
+        positions: str = "original",
+    ) -> LMInputs:
+        """Text and kept tokens in one left-padded sequence, each at the position it had before anything was dropped."""
+        ids, mask = batch.features["input_ids"], batch.features["attention_mask"].bool()
+        placeholder = (ids == self.image_token_id) & mask
+        stays = mask.clone()
+        sources: list[Tensor] = []  # for each kept placeholder its row in the table of visual embeddings
+        table: list[Tensor] = []
+        if tokens is not None and visual is not None and keep is not None:
+            kept_slots = [self._slots_of(tokens, keep, row) for row in range(len(tokens))]
+            slot_stays = torch.cat([stay for stay, _ in kept_slots])
+            if int(placeholder.sum()) != slot_stays.numel():
+                raise ValueError(
+                    f"the prompt holds {int(placeholder.sum())} image placeholders but the pictures fill "
+                    f"{slot_stays.numel()}; process text and images in one call"
+                )
+            stays[placeholder] = slot_stays.to(stays.device)
+            offsets = torch.arange(len(tokens), device=visual.device) * visual.shape[1]
+            sources = [
+                torch.where(rank < 0, -1, rank + offset) for (_, rank), offset in zip(kept_slots, offsets, strict=True)
+            ]
+            table = [visual.flatten(0, 1)]
+        elif placeholder.any():
+            raise ValueError(f"the prompt holds {int(placeholder.sum())} image placeholders and no image was given")
+
+        order, new_mask = left_pad_order(stays)
+        new_ids = torch.where(new_mask, ids.gather(1, order), self.pad_id)
+        is_visual = (placeholder.gather(1, order)) & new_mask
+        content = is_visual  # less the newlines, where there are any
+        embeds = self.model.get_input_embeddings()(new_ids)
+        extra: dict[str, object] = {
+            key: torch.where(new_mask, batch.features[key].gather(1, order), 0)
+            for key in self.sequence_features
+            if key in batch.features
+        }
+        if tokens is not None and keep is not None and table:
+            source = torch.cat(sources).to(embeds.device)
+            rows = table[0].to(embeds.device, embeds.dtype)
+            if bool((source < 0).any()):
+                newline = self.newline
+                assert newline is not None, f"{self.family} has placeholders without content but no embedding for them"
+                rows = torch.cat([rows, newline.to(rows)[None]])  # row -1
+            embeds = embeds.masked_scatter(is_visual[..., None], rows[source])
+            content = is_visual.masked_scatter(is_visual, source >= 0)
+            if tokens.planes:
+                extra |= self.plane_inputs([take_tokens(plane, keep) for plane in tokens.planes], source, is_visual)
+
+        where = self.positions(batch)
+        if positions == "original":
+            index = order.expand(*where.shape[:-2], *order.shape)
+            new_positions = torch.where(new_mask, where.gather(-1, index), 0)
+        else:
+            new_positions = (new_mask.cumsum(-1) - 1).clamp_min(0).expand(*where.shape[:-2], *order.shape)
+        labels = batch.labels
+        return LMInputs(
+            input_ids=new_ids,
+            inputs_embeds=embeds,
+            attention_mask=new_mask.long(),
+            position_ids=new_positions,
+            visual=content,
+            source=order,
+            labels=None if labels is None else torch.where(new_mask, labels.gather(1, order), IGNORE),
+            extra=extra,
+        )
+
+    def _slots_of(self, tokens: VisualTokens, keep: Tensor, row: int) -> tuple[Tensor, Tensor]:
+        """For one image: which placeholders stay [S], and for those the rank of the token they hold (-1: a newline)."""
+        num = int(tokens.mask[row].sum())
+        kept = keep[row][keep[row] >= 0]
+        rank = kept.new_full((num,), -1)
+        rank[kept] = torch.arange(len(kept), device=kept.device)
+        if tokens.slots is None:
+            stay = rank >= 0
+            return stay, rank[stay]
+        slots = tokens.slots[row]
+        slots = slots[slots != -2]
+        content = slots >= 0
+        stay = torch.where(content, rank[slots.clamp_min(0)] >= 0, False)
+        if self.keeps_newlines == "all":
+            stay = stay | ~content
+        elif self.keeps_newlines == "rows":
+            row_of = self.rows_of_slots(slots)
+            row_keeps = torch.zeros(len(slots) + 1, dtype=torch.bool, device=slots.device)
+            row_keeps[row_of[content & stay]] = True
+            stay = stay | (~content & row_keeps[row_of])
+        ranks = torch.where(content, rank[slots.clamp_min(0)], -1)
+        return stay, ranks[stay]
+
+    # ------------------------------------------------------------------------------------- run
+
+    def hidden(self, lm: LMInputs) -> Float[Tensor, "B T L"]:
+        """Last hidden states of the language model over the whole sequence, no cache."""
+        return self.model.model(
+            inputs_embeds=lm.inputs_embeds,
+            attention_mask=lm.attention_mask,
+            position_ids=lm.position_ids,
+            use_cache=False,
+            **lm.extra,
+        ).last_hidden_state
+
+    def logits(self, lm: LMInputs) -> Float[Tensor, "B T V"]:
+        """Next-token logits at every position."""
+        return self.model.lm_head(self.hidden(lm))
+
+    def generate(self, lm: LMInputs, **kwargs: Any) -> Int[Tensor, "B T"]:
+        """New tokens by the model's own `generate`; positions carry on from the last original one."""
+        out = self.run_generate(lm, **kwargs)
+        sequences = out if isinstance(out, Tensor) else out.sequences
+        return sequences[:, lm.input_ids.shape[1] :]
+
+    def run_generate(self, lm: LMInputs, **kwargs: Any) -> Any:
+        """Whatever the model's own `generate` gives for these inputs: ids, prompt included, or its output object."""
+        return self.model.generate(
+            input_ids=lm.input_ids,
+            inputs_embeds=lm.inputs_embeds,
+            attention_mask=lm.attention_mask,
+            position_ids=self.generation_positions(lm),
+            **{"pad_token_id": self.pad_id, **kwargs, **lm.extra},
+        )
+
+
+def left_pad_order(stays: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns that stay, in order and flush right, as indices [B, T'] and the mask of real ones [B, T']."""
+    width = max(1, int(stays.sum(-1).max()))
+    order = torch.argsort(stays.long(), dim=-1, stable=True)[:, -width:]
+    return order, stays.gather(1, order)
+
+
+def pad_rows(rows: Sequence[Tensor], value: float | int | bool = 0) -> Tensor:
+    """Tensors of different length in their first axis, stacked and padded at the end."""
+    width = max(len(row) for row in rows)
+    out = rows[0].new_full((len(rows), width, *rows[0].shape[1:]), value)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
+
+
+def with_needs(backbone: Backbone, batch: Batch, tokens: VisualTokens, needs: frozenset[str]) -> VisualTokens:
+    """The same tokens with what any family can give: projected features and the prompt's text."""
+    if "projected" in needs:
+        tokens = replace(tokens, projected=backbone.project(tokens.x))
+    if "text" in needs:
+        text, text_mask = backbone.text_embeddings(batch, batch.row_of_image)
+        tokens = replace(tokens, text=text, text_mask=text_mask)
+    return tokens
+
+
+def _per_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[Image.Image]]:
+    if images is None:
+        return [[] for _ in range(num_prompts)]
+    if not isinstance(images, (list, tuple)):
+        raise ValueError(f"images is a {type(images).__name__}; give a list of images, even for one")
+    if single:
+        return [[open_image(image) for image in images]]
+    if len(images) != num_prompts:
+        raise ValueError(
+            f"{len(images)} entries in images for {num_prompts} prompts; give one each (None for text only)"
+        )
+    rows = [[] if row is None else list(row) if isinstance(row, (list, tuple)) else [row] for row in images]
+    return [[open_image(image) for image in row] for row in rows]

@@ -1,0 +1,75 @@
+"""Pictures in, checked: whatever a user hands over becomes an 8-bit RGB image, or one clear sentence."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+MAX_PIXELS = 200_000_000
+
+
+def open_image(source: Any) -> Image.Image:
+    """An RGB picture from a path, a PIL image or an array [height, width, 3] of bytes.
+
+    Grey, palette, transparent and CMYK pictures are converted; 16-bit ones are scaled to 8 bits (a plain conversion
+    would clip them to white).
+    """
+    if isinstance(source, str | os.PathLike):
+        return _read(Path(source))
+    if isinstance(source, Image.Image):
+        return _checked(source)
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[-1] != 3:
+            raise ValueError(
+                f"an image array of shape {source.shape} and type {source.dtype}; give bytes [height, width, 3]"
+            )
+        return _checked(Image.fromarray(source))
+    raise ValueError(f"{type(source).__name__} is no image; give a path, a PIL image or an array of bytes")
+
+
+def _read(path: Path) -> Image.Image:
+    if not path.is_file():
+        raise ValueError(f"there is no image file {path}")
+    if path.stat().st_size == 0:
+        raise ValueError(f"the image file {path} is empty")
+    with path.open("rb") as file:
+        try:
+            image = Image.open(file)
+        except Image.DecompressionBombError as error:
+            raise ValueError(f"the image {path} is too large to open ({error}); scale it down first") from error
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise ValueError(f"{path} is no image that can be read ({error})") from error
+        return _checked(image)
+
+
+def _checked(image: Image.Image) -> Image.Image:
+    if min(image.size) < 1:
+        raise ValueError(
+            f"the image is empty ({image.width} x {image.height} pixels); give one with at least one pixel"
+        )
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"the image has {image.width} x {image.height} pixels; scale it below {MAX_PIXELS:,} first")
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise ValueError(f"the image is animated ({frames} frames); choose one with image.seek(i), image.copy()")
+    try:
+        return _to_rgb(image)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"the image cannot be decoded ({error}); it may be cut short, save it anew") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I", "I;16", "I;16B", "I;16L"):
+        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("a picture of floats has no fixed range; convert it to bytes first")
+    return image.convert("RGB")
+
+
+def pixel_seed(image: Image.Image) -> int:
+    """A number made from a picture's pixels alone, so that what is drawn at random for it is the same in any batch."""
+    digest = hashlib.blake2b(image.tobytes(), digest_size=7, salt=f"{image.width}x{image.height}".encode()[:16])
+    return int.from_bytes(digest.digest(), "big")

@@ -1,0 +1,84 @@
+"""InternVL: a picture as tiles and an overview, 2 x 2 patches to a language token, plain positions.
+
+Tiles stand in the prompt one after the other, row by row of the picture, the overview last (a picture of one tile has
+none). All have side x side tokens, so `grid` is (tiles * side, side): the tiles one below the other.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+from diffprune.backbones.base import Backbone, Batch, Preset, with_needs
+from diffprune.backbones.clip import layer_attention
+from diffprune.backbones.tiled import stacked_tiles
+from diffprune.nn import BlockSpec
+from diffprune.registry import BACKBONES
+from diffprune.types import Grid, VisualTokens
+
+
+@BACKBONES.register("internvl")
+class InternVL(Backbone):
+    family: ClassVar[str] = "internvl"
+    provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
+    presets: ClassVar[dict[str, Preset]] = {
+        "internvl3-1b": Preset(hub_id="OpenGVLab/InternVL3-1B-hf", num_visual="256 a tile, at most 13 tiles"),
+        "internvl3-8b": Preset(hub_id="OpenGVLab/InternVL3-8B-hf", num_visual="256 a tile, at most 13 tiles"),
+    }
+
+    def __init__(self, model: nn.Module, processor: Any) -> None:
+        super().__init__(model, processor)
+        layer, strategy = self.config.vision_feature_layer, self.config.vision_feature_select_strategy
+        if not isinstance(layer, int):
+            raise ValueError(
+                f"vision_feature_layer={layer}: features of several layers are not supported; one layer is"
+            )
+        if strategy != "default":
+            raise ValueError(f'vision_feature_select_strategy={strategy!r} is not supported; "default" is')
+
+    @property
+    def block(self) -> BlockSpec:
+        return BlockSpec.from_config(self.config.vision_config)
+
+    def vision_modules(self) -> dict[str, nn.Module]:
+        return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}
+
+    @torch.no_grad()
+    def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:
+        tower, layer = self.model.model.vision_tower, self.config.vision_feature_layer
+        out = tower(pixel_values=batch.features["pixel_values"], output_hidden_states=True)
+        features = out.last_hidden_state if layer == -1 else out.hidden_states[layer]
+        extra: dict[str, Tensor] = {}
+        if needs & {"cls_attention", "keys"}:
+            attention, keys = layer_attention(tower, out.hidden_states, layer)
+            if "cls_attention" in needs:
+                extra["cls_attention"] = self.group(attention[:, 1:, None]).mean(-1)
+            if "keys" in needs:
+                extra["keys"] = self.group(keys[:, 1:]).unflatten(-1, (self.group_size, -1)).mean(2)
+        grids = [self.tile_grid(size) for size in batch.sizes]
+        tokens = stacked_tiles(self.group(features[:, 1:]), grids, batch, group=self.group_size, extra=extra)
+        return with_needs(self, batch, tokens, needs)
+
+    def project(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K L"]:
+        return self.model.model.multi_modal_projector(x)
+
+    @property
+    def group_size(self) -> int:
+        return int(1 / self.config.downsample_ratio) ** 2
+
+    def group(self, patches: Float[Tensor, "tiles P D"]) -> Float[Tensor, "tiles N E"]:
+        """The patches of each language token side by side, E = G * D, by the model's own pixel shuffle."""
+        side = int(patches.shape[1] ** 0.5)
+        shuffled = self.model.model.pixel_shuffle(
+            patches.unflatten(1, (side, side)), scale_factor=self.config.downsample_ratio
+        )
+        return shuffled.flatten(1, 2)
+
+    def tile_grid(self, size: tuple[int, int]) -> Grid:
+        """(rows, columns) of a picture's tiles, by the image processor's rule."""
+        processor = self.processor.image_processor
+        tile = (processor.size["height"], processor.size["width"])
+        columns, rows = get_optimal_tiled_canvas((size[1], size[0]), tile, processor.min_patches, processor.max_patches)
+        return rows, columns

@@ -1,0 +1,116 @@
+"""LLaVA-NeXT (1.6): a picture at any resolution, as one overview and several tiles, with newline tokens between rows.
+
+The tower sees the whole picture scaled to a square (tile 0) and tiles 1.. of the picture scaled, padded and cut. In the
+prompt the overview comes first; then the tiles joined to one large view, row by row over all of them, the padding cut
+away, a newline token behind each row. N counts the tokens of overview and large view; newlines are no tokens here but
+slots. `grid` is (rows, columns) of the large view: the tokens after the first side x side.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from diffprune.backbones.anyres import View, joined_boxes, real_tiles, unpadded
+from diffprune.backbones.base import Backbone, Batch, Preset, pad_rows, with_needs
+from diffprune.backbones.clip import layer_attention
+from diffprune.nn import BlockSpec
+from diffprune.registry import BACKBONES
+from diffprune.types import VisualTokens
+
+
+@BACKBONES.register("llava_next")
+class LlavaNext(Backbone):
+    family: ClassVar[str] = "llava_next"
+    provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
+    presets: ClassVar[dict[str, Preset]] = {
+        "llava-next-7b": Preset(hub_id="llava-hf/llava-v1.6-vicuna-7b-hf", num_visual="at most 2880"),
+        "llava-next-13b": Preset(hub_id="llava-hf/llava-v1.6-vicuna-13b-hf", num_visual="at most 2880"),
+    }
+
+    def __init__(self, model: nn.Module, processor: Any) -> None:
+        super().__init__(model, processor)
+        layer, strategy = self.config.vision_feature_layer, self.config.vision_feature_select_strategy
+        if not isinstance(layer, int):
+            raise ValueError(
+                f"vision_feature_layer={layer}: features of several layers are not supported; one layer is"
+            )
+        if strategy != "default":
+            raise ValueError(f'vision_feature_select_strategy={strategy!r} is not supported; "default" is')
+
+    @property
+    def block(self) -> BlockSpec:
+        return BlockSpec.from_config(self.config.vision_config)
+
+    def vision_modules(self) -> dict[str, nn.Module]:
+        return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}
+
+    @property
+    def side(self) -> int:
+        """Patches along one side of a tile."""
+        return self.config.vision_config.image_size // self.config.vision_config.patch_size
+
+    @property
+    def newline(self) -> Float[Tensor, " L"]:
+        return self.model.model.image_newline
+
+    def rows_of_slots(self, slots: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+        """As for any family, but the overview stands before the first row and is no part of it."""
+        rows = super().rows_of_slots(slots) + 1
+        rows[: self.side**2] = 0
+        return rows
+
+    @torch.no_grad()
+    def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:
+        tower, layer = self.model.model.vision_tower, self.config.vision_feature_layer
+        pixels, num_tiles = real_tiles(batch.features, self.config)
+        hidden = tower(pixels, output_hidden_states=True).hidden_states
+        packed = self.packed_index(num_tiles, batch.features["image_sizes"])
+        content = [row[row >= 0] for row in packed]
+
+        def rows(per_patch: Float[Tensor, "tiles P ..."]) -> Tensor:
+            """Values of every patch of every tile as padded rows of tokens, in the order of the prompt."""
+            images = per_patch.split(num_tiles)
+            return pad_rows([image.flatten(0, 1)[index] for image, index in zip(images, content, strict=True)])
+
+        extra: dict[str, Any] = {}
+        if needs & {"cls_attention", "keys"}:
+            attention, keys = layer_attention(tower, hidden, layer)
+            extra = {
+                name: rows(value[:, 1:])
+                for name, value in (("cls_attention", attention), ("keys", keys))
+                if name in needs
+            }
+        views = [
+            unpadded(size, self.config.image_grid_pinpoints, self.config.vision_config.image_size, self.side)
+            for size in batch.sizes
+        ]
+        tokens = VisualTokens(
+            x=rows(hidden[layer][:, 1:]),
+            mask=pad_rows([torch.ones_like(row, dtype=torch.bool) for row in content]),
+            grid=tuple((view.rows, view.columns) for view in views),
+            segment=pad_rows([row // self.side**2 for row in content], -1),
+            seeds=batch.seeds,
+            slots=pad_rows([torch.where(row >= 0, (row >= 0).cumsum(0) - 1, -1) for row in packed], -2),
+            boxes=self.boxes(batch.sizes, views).to(pixels.device),
+            **extra,
+        )
+        return with_needs(self, batch, tokens, needs)
+
+    def project(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K L"]:
+        return self.model.model.multi_modal_projector(x)
+
+    def packed_index(self, num_tiles: list[int], image_sizes: Int[Tensor, "I 2"]) -> list[Int[Tensor, " S"]]:
+        """For each placeholder of each picture the patch behind it, counted over the picture's tiles; -1 is a newline.
+
+        The model's own packing run on numbers instead of features, so that the order is the model's and not ours.
+        """
+        numbers = [torch.arange(n * self.side**2, dtype=torch.float64).view(n, -1, 1) for n in num_tiles]
+        newline = torch.tensor([-1.0], dtype=torch.float64)
+        packed, _ = self.model.model.pack_image_features(numbers, image_sizes.cpu(), "default", image_newline=newline)
+        return [row[:, 0].long().to(image_sizes.device) for row in packed]
+
+    def boxes(self, sizes: tuple[tuple[int, int], ...], views: list[View]) -> Float[Tensor, "B N 4"]:
+        """Overview first, then the large view, in the pixels of each picture."""
+        return pad_rows([joined_boxes(size, view, self.side) for size, view in zip(sizes, views, strict=True)])

@@ -1,0 +1,136 @@
+"""LLaVA-OneVision: tiles of any resolution like LLaVA-NeXT, but the connector scales them down after projecting.
+
+So a language token has no patch of its own before the projector, and selection happens behind it: `x` holds projected
+and scaled features (D = L) and `project` has nothing left to do. The overview (segment 0) comes first, then the large
+view made of the tiles (segment 1), a newline behind each of its rows; `grid` is (rows, columns) of the large view. Of
+several pictures in one prompt each is one square tile, padded.
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor, nn
+
+from diffprune.backbones.anyres import View, joined_boxes, real_tiles, unpadded, view_boxes
+from diffprune.backbones.base import Backbone, Batch, Preset, pad_rows, with_needs
+from diffprune.nn import BlockSpec
+from diffprune.registry import BACKBONES
+from diffprune.types import VisualTokens
+
+
+@BACKBONES.register("llava_onevision")
+class LlavaOnevision(Backbone):
+    family: ClassVar[str] = "llava_onevision"
+    provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})  # attention does not survive the scaling
+    presets: ClassVar[dict[str, Preset]] = {
+        "llava-onevision-0.5b": Preset(hub_id="llava-hf/llava-onevision-qwen2-0.5b-ov-hf", num_visual="at most 8019"),
+        "llava-onevision-7b": Preset(hub_id="llava-hf/llava-onevision-qwen2-7b-ov-hf", num_visual="at most 8019"),
+    }
+
+    def __init__(self, model: nn.Module, processor: Any) -> None:
+        super().__init__(model, processor)
+        layer = self.config.vision_feature_layer
+        if not isinstance(layer, int):
+            raise ValueError(
+                f"vision_feature_layer={layer}: features of several layers are not supported; one layer is"
+            )
+
+    @property
+    def block(self) -> BlockSpec:
+        """A block of the tower's kind, as wide as the language model: that is where tokens are scored."""
+        return BlockSpec.from_config(self.config.vision_config).resized(self.config.text_config.hidden_size)
+
+    def vision_modules(self) -> dict[str, nn.Module]:
+        return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}
+
+    @property
+    def side(self) -> int:
+        """Patches along one side of a tile."""
+        return self.config.vision_config.image_size // self.config.vision_config.patch_size
+
+    @property
+    def newline(self) -> Float[Tensor, " L"]:
+        return self.model.model.image_newline
+
+    def rows_of_slots(self, slots: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+        """As for any family, but an overview stands before the first row and is no part of it."""
+        rows = super().rows_of_slots(slots) + 1
+        if (slots < 0).sum() > 1 or len(slots) > self.side**2 + 1:
+            rows[: self.side**2] = 0
+        return rows
+
+    def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:
+        """By prompt, not in one flat list: whether a picture is cut depends on whether it is alone in its prompt."""
+        nested = [row for row in pictures if row]
+        kwargs: dict[str, Any] = {"images": nested} if nested else {}
+        return dict(self.processor(text=prompts, padding=True, padding_side="left", return_tensors="pt", **kwargs))
+
+    @torch.no_grad()
+    def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:
+        tower, config = self.model.model.vision_tower, self.config
+        whole = [batch.row_of_image.count(row) > 1 for row in batch.row_of_image]
+        pixels, num_tiles = real_tiles(batch.features, config, whole)
+        hidden = tower(pixels, output_hidden_states=True).hidden_states[config.vision_feature_layer]
+        if config.vision_feature_select_strategy == "default":
+            hidden = hidden[:, 1:]
+        features = self.model.model.multi_modal_projector(hidden)
+        packed = self.pack(features, num_tiles, batch.features["image_sizes"], None)
+        # The same packing of zeros with newlines of one says where the newlines stand.
+        marks = self.pack(
+            torch.zeros_like(features[..., :1]), num_tiles, batch.features["image_sizes"], features.new_ones(1)
+        )
+        slots = [torch.where(mark[:, 0] == 0, (mark[:, 0] == 0).cumsum(0) - 1, -1) for mark in marks]
+        views = [None if alone else self.view(size) for size, alone in zip(batch.sizes, whole, strict=True)]
+        overview = self.side**2
+        tokens = VisualTokens(
+            x=pad_rows(packed),
+            mask=pad_rows([torch.ones(len(row), dtype=torch.bool, device=row.device) for row in packed]),
+            grid=tuple((self.side, self.side) if view is None else (view.rows, view.columns) for view in views),
+            segment=pad_rows([(torch.arange(len(row), device=row.device) >= overview).long() for row in packed], -1),
+            seeds=batch.seeds,
+            slots=pad_rows(slots, -2),
+            boxes=pad_rows([self.boxes(size, view) for size, view in zip(batch.sizes, views, strict=True)]).to(
+                pixels.device
+            ),
+        )
+        return with_needs(self, batch, tokens, needs)
+
+    def project(self, x: Float[Tensor, "B K L"]) -> Float[Tensor, "B K L"]:
+        return x
+
+    def pack(
+        self,
+        features: Float[Tensor, "tiles P E"],
+        num_tiles: list[int],
+        image_sizes: Int[Tensor, "I 2"],
+        newline: Float[Tensor, " E"] | None,
+    ) -> list[Float[Tensor, "S E"]]:
+        """The model's own packing: overview, then the tiles joined, unpadded, scaled down and closed row by row."""
+        ratio = self.config.vision_aspect_ratio
+        packed, _ = self.model.model.pack_image_features(
+            features.split(num_tiles), image_sizes, image_newline=newline, vision_aspect_ratio=ratio
+        )
+        return packed
+
+    def view(self, size: tuple[int, int]) -> View:
+        """The large view of a picture that is alone in its prompt, scaled down where it is too large."""
+        view = unpadded(size, self.config.image_grid_pinpoints, self.config.vision_config.image_size, self.side)
+        most = int(self.config.vision_aspect_ratio.removeprefix("anyres_max_")) * self.side**2
+        ratio = math.sqrt(view.rows * view.columns / most)
+        if ratio <= 1.1:
+            return view
+        return View(rows=int(view.rows // ratio), columns=int(view.columns // ratio), x=view.x, y=view.y)
+
+    def boxes(self, size: tuple[int, int], view: View | None) -> Float[Tensor, "N 4"]:
+        """Where each token looks; without a view the picture is centred in a square, with nothing to see beside it."""
+        if view is not None:
+            return joined_boxes(size, view, self.side)
+        width, height = size
+        square = float(max(size))
+        left, top = (square - width) // 2, (square - height) // 2
+        return view_boxes(
+            size, View(rows=self.side, columns=self.side, x=(-left, square - left), y=(-top, square - top))
+        )

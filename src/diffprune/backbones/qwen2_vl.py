@@ -1,0 +1,31 @@
+"""Qwen2-VL: native resolution, full attention in every vision block, 2 x 2 patches per language token, M-RoPE."""
+
+from typing import ClassVar
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffprune.backbones.base import Preset
+from diffprune.backbones.qwen_vision import QwenVL
+from diffprune.registry import BACKBONES
+
+NUM_VISUAL = "1 per 28 x 28 pixels"
+
+
+@BACKBONES.register("qwen2_vl")
+class Qwen2VL(QwenVL):
+    family: ClassVar[str] = "qwen2_vl"
+    presets: ClassVar[dict[str, Preset]] = {
+        "qwen2-vl-2b": Preset(hub_id="Qwen/Qwen2-VL-2B-Instruct", num_visual=NUM_VISUAL),
+        "qwen2-vl-7b": Preset(hub_id="Qwen/Qwen2-VL-7B-Instruct", num_visual=NUM_VISUAL),
+    }
+
+    def embed_patches(self, pixels: Tensor, grid: Int[Tensor, "B 3"]) -> Float[Tensor, "P W"]:
+        return self.tower.patch_embed(pixels)
+
+    def window_order(self, grid: Int[Tensor, "B 3"]) -> None:
+        return None
+
+    @property
+    def full_blocks(self) -> frozenset[int]:
+        return frozenset(range(len(self.tower.blocks)))

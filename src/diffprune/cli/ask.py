@@ -1,0 +1,50 @@
+"""`diffprune ask`: one question about one or more pictures, with most of their tokens dropped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffprune.cli import print_json
+
+
+def command(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    image: Annotated[list[Path], typer.Option(help="A picture; give the option again for more.")],
+    pruner: Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")] = "none",
+    model: Annotated[
+        str, typer.Option(help="Base model for --pruner none: a folder, a hub id, scenes-llava or scenes-nano.")
+    ] = "scenes-llava",
+    method: Annotated[str, typer.Option(help="Method for --pruner none (diffprune methods).")] = "full",
+    keep: Annotated[str | None, typer.Option(help="Tokens per picture (64) or a share (0.111).")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of the answer at most.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Ask a vision-language model about a picture.
+
+    \b
+    Examples:
+      diffprune ask --pruner runs/llava-k64 --image a.jpg --keep 64 "What does the sign say?"
+      diffprune ask --model llava-hf/llava-1.5-7b-hf --method cls_attention --image a.jpg --keep 64 "What is this?"
+    """
+    from diffprune.backbones.images import open_image
+    from diffprune.loading import load_base
+    from diffprune.model import PrunedVLM
+    from diffprune.types import Budget
+
+    pictures = [open_image(path) for path in image]
+    budget = None if keep is None else Budget.parse(keep).keep
+    if pruner == "none":
+        vlm = PrunedVLM(*load_base(model), method=method, keep=1.0 if budget is None else budget)
+    else:
+        vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
+    start = time.perf_counter()
+    answer = vlm.generate(images=pictures, text=question, max_new_tokens=max_new_tokens, do_sample=False)
+    seconds = time.perf_counter() - start
+    if as_json:
+        print_json({"answer": answer, "keep": vlm.budget.keep, "method": vlm.method.name, "seconds": seconds})
+    else:
+        print(answer)

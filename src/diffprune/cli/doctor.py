@@ -1,0 +1,79 @@
+"""`diffprune doctor`: what is installed, which device there is, and what each missing extra would give."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated, Any
+
+import typer
+
+from diffprune.cli import print_json, print_table
+from diffprune.extras import EXTRAS, missing_modules
+from diffprune.results import device_name, library_versions
+
+_NEEDED = {"torch": (2, 8), "transformers": (5, 17)}  # as pyproject.toml has it
+
+
+def _find_problems(versions: dict[str, str]) -> list[str]:
+    """A sentence for every library that is missing or too old."""
+    problems = []
+    for package, needed in _NEEDED.items():
+        wanted = ".".join(map(str, needed))
+        if package not in versions:
+            problems.append(f"{package} is not installed: run pip install '{package}>={wanted}'")
+        elif tuple(int(part) for part in versions[package].split(".")[:2]) < needed:
+            problems.append(f"{package} {versions[package]} is too old: run pip install '{package}>={wanted}'")
+    return problems
+
+
+def _accelerator() -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"name": device_name(), "cuda": None, "memory_gb": None}
+    memory = torch.cuda.get_device_properties(0).total_memory / 1e9
+    return {"name": device_name(), "cuda": torch.version.cuda, "memory_gb": round(memory, 1)}
+
+
+def inspect_installation() -> dict[str, Any]:
+    """Versions, device, extras and problems, as `--json` prints them."""
+    versions = library_versions()
+    for package in ("accelerate", "safetensors", "huggingface_hub", "tokenizers", "pillow"):
+        versions[package] = importlib.metadata.version(package)
+    extras = {
+        name: {"present": not missing_modules(name), "missing": missing_modules(name), "gives": extra.gives}
+        for name, extra in EXTRAS.items()
+    }
+    problems = _find_problems(versions)
+    device = None if any(problem.startswith("torch is not") for problem in problems) else _accelerator()
+    return {"versions": versions, "device": device, "extras": extras, "problems": problems}
+
+
+def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show versions, the device, and which extras are there.
+
+    The exit code is 1 where something needed is missing or too old.
+
+    \b
+    Examples:
+      diffprune doctor
+      diffprune doctor --json
+    """
+    found = inspect_installation()
+    if as_json:
+        print_json(found)
+    else:
+        print_table([{"library": name, "version": version} for name, version in found["versions"].items()],
+                    ["library", "version"])  # fmt: skip
+        if found["device"] is not None:
+            print(f"device: {found['device']['name']}")
+        rows = [
+            {"extra": name, "state": "present" if extra["present"] else "missing", "gives": extra["gives"],
+             "install": "" if extra["present"] else f"pip install 'diffprune[{name}]'"}
+            for name, extra in found["extras"].items()
+        ]  # fmt: skip
+        print_table(rows, ["extra", "state", "gives", "install"])
+        for problem in found["problems"]:
+            print(f"problem: {problem}")
+    if found["problems"]:
+        raise typer.Exit(1)

@@ -1,0 +1,106 @@
+"""Load models the safe way: the stock class, nothing missing, nothing random, and the pruner on the base it was made for."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffprune.checkpoint import fingerprint, load_pruner
+from diffprune.methods.base import build_method
+from diffprune.model import PrunedVLM, vision_state, wrap_backbone
+
+
+def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
+    """A stock Hugging Face VLM and its processor from a folder, a hub id or one of our reference models.
+
+    A checkpoint that leaves weights out would leave them random, with no more than a log line; here it is an error.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    from diffprune.scenes.reference import SPECS, load_reference
+
+    if str(name) in SPECS:
+        return load_reference(str(name))
+    kwargs.setdefault("attn_implementation", "sdpa")
+    model, info = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
+    refuse_gaps(str(name), info)
+    return model, AutoProcessor.from_pretrained(str(name))
+
+
+def refuse_gaps(name: str, info: dict[str, Any]) -> None:
+    """An error where a checkpoint did not fill the model exactly."""
+    for key, meaning in (
+        ("missing_keys", "missing, so random"),
+        ("unexpected_keys", "unknown"),
+        ("mismatched_keys", "of another shape"),
+    ):
+        keys = sorted(str(key) for key in info.get(key) or ())
+        if keys:
+            raise ValueError(
+                f"{name}: {len(keys)} weights are {meaning}, the first is {keys[0]}; the checkpoint does not fit its class"
+            )
+
+
+def load_pruned_vlm(
+    cls: type[PrunedVLM],
+    directory: str | Path,
+    *,
+    keep: int | float | None,
+    base: nn.Module | None,
+    processor: Any,
+    allow_other_base: bool,
+    model_kwargs: dict[str, Any],
+) -> PrunedVLM:
+    """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for."""
+    config, state = load_pruner(_local(directory))
+    wanted = config["base"]
+    if base is None:
+        if not wanted["id"]:
+            raise ValueError(
+                f"{directory} does not name its base model; give it: from_pretrained(..., base=model, processor=processor)"
+            )
+        base, processor = load_base(wanted["id"], **model_kwargs)
+    elif processor is None:
+        raise ValueError("a base model was given without its processor; give both")
+    backbone = wrap_backbone(base, processor)
+    found = fingerprint(vision_state(backbone).items())
+    if found != wanted["fingerprint"] and not allow_other_base:
+        name = getattr(base.config, "_name_or_path", "") or type(base).__name__
+        raise ValueError(
+            f"this pruner was trained on {wanted['id'] or wanted['model_type']!r}, not on {name!r}: their vision weights differ; "
+            "load its own base, or say allow_other_base=True"
+        )
+    method = build_method(config["method"]["name"], block=backbone.block, **config["method"]["options"])
+    own = {key for key in method.state_dict() if not key.startswith("throttle_")}
+    if own != set(state):
+        odd = sorted(own ^ set(state))[0]
+        raise ValueError(
+            f"{directory}: the weights do not fit method {config['method']['name']!r}, the first that differs is {odd!r}"
+        )
+    method.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
+    budget = keep if keep is not None else config["budgets"][0]
+    return cls(
+        base,
+        processor,
+        method=method.eval(),
+        keep=budget,
+        positions=config["positions"],
+        newline=config.get("newline", "rows"),
+        budget=config.get("budget", "global"),
+    )
+
+
+def _local(directory: str | Path) -> Path:
+    """The folder itself, or a hub id's files."""
+    path = Path(directory)
+    if path.is_dir() or str(directory).startswith((".", "/")) or str(directory).count("/") != 1:
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(directory)))
+    except Exception as error:
+        raise ValueError(
+            f"{directory} is neither a local folder nor a hub repository that can be reached ({type(error).__name__})"
+        ) from error

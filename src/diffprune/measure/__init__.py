@@ -1,0 +1,1 @@
+"""How fast the parts are, on this machine."""

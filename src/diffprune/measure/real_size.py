@@ -1,0 +1,317 @@
+"""Models of the real size with random weights, written as the hub's files are, loaded, pruned and checked.
+
+`python -m diffprune.measure.real_size --out results/backbones_7b.json` builds LLaVA-1.5-7B and Qwen2.5-VL-7B on the GPU,
+saves them in the hub's own layout, loads them through `PrunedVLM.from_pretrained`, answers with pruned pictures and
+compares every surviving position with the untouched model under a mask. There are no trained weights in this: it shows
+that the cut is right at full size and in 16 bits. `--size tiny` runs the same on a CPU.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from diffprune.model import PrunedVLM
+from diffprune.results import write_results
+
+SHARD_BYTES = 4 * 2**30
+
+
+def byte_tokenizer(image_token: str, *extra: str) -> Any:
+    """Every byte is one token: enough to run a model whose weights are random."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<pad>", "<s>", "</s>", image_token, *extra]
+    vocabulary = {token: index for index, token in enumerate(specials)}
+    for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[character] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=[image_token, *extra],
+        extra_special_tokens={"image_token": image_token},
+    )
+
+
+def chat(image: str) -> str:
+    """USER: <image>\\nquestion ASSISTANT:"""
+    return (
+        "{% for m in messages %}USER: {% for c in m['content'] %}{% if c['type'] == 'image' %}" + image + "\n"
+        "{% elif c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %} ASSISTANT:"
+    )
+
+
+def llava(tiny: bool) -> tuple[Any, Any]:
+    """Configuration and processor of LLaVA-1.5-7B."""
+    from transformers import CLIPImageProcessorPil, CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaProcessor
+
+    tokenizer = byte_tokenizer("<image>")
+    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    ids = dict(
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id
+    )
+    small_text = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, vocab_size=300)
+    small_vision = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4)
+    text = LlamaConfig(**(small_text if tiny else dict(vocab_size=32064)), max_position_embeddings=4096, **ids)
+    vision = CLIPVisionConfig(
+        **(
+            small_vision
+            if tiny
+            else dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
+        ),
+        image_size=336,
+        patch_size=14,
+        projection_dim=768,
+    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=image_id, image_seq_length=576)
+    processor = LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}),
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=chat("<image>"),
+    )
+    return config, processor
+
+
+def qwen(tiny: bool) -> tuple[Any, Any]:
+    """Configuration and processor of Qwen2.5-VL-7B."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor
+
+    tokenizer = byte_tokenizer("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
+    ids = tokenizer.convert_tokens_to_ids
+    small = dict(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=300,
+    )
+    large = dict(
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152064,
+    )
+    sections = [2, 3, 3] if tiny else [16, 24, 24]
+    text = dict(
+        small if tiny else large,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections},
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        use_sliding_window=False,
+    )
+    vision = dict(patch_size=14, spatial_merge_size=2, temporal_patch_size=2, window_size=112)
+    if tiny:
+        vision |= dict(
+            depth=3, hidden_size=64, intermediate_size=128, num_heads=4, out_hidden_size=64, fullatt_block_indexes=[2]
+        )
+    else:
+        vision |= dict(
+            depth=32,
+            hidden_size=1280,
+            intermediate_size=3420,
+            num_heads=16,
+            out_hidden_size=3584,
+            fullatt_block_indexes=[7, 15, 23, 31],
+        )
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids("<|image_pad|>"),
+        video_token_id=ids("<|video_pad|>"),
+        vision_start_token_id=ids("<|vision_start|>"),
+        vision_end_token_id=ids("<|vision_end|>"),
+    )
+    images = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2)
+    processor = Qwen2_5_VLProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(),
+        chat_template=chat("<|vision_start|><|image_pad|><|vision_end|>"),
+    )
+    return config, processor
+
+
+MODELS = {"llava-1.5-7b": (llava, 64), "qwen2.5-vl-7b": (qwen, 0.1111)}
+
+
+def build(config: Any, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    """A model of that configuration with random weights; queries and keys widened so that attention is not flat."""
+    from transformers import AutoModelForImageTextToText
+
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in ("q_proj.weight", "k_proj.weight", "qkv.weight")):
+                parameter.mul_(3.0)
+    return model
+
+
+def hub_name(key: str, model_type: str) -> str:
+    """A weight's name as the hub's files have it, from the name inside transformers 5."""
+    if model_type == "llava":
+        if key.startswith("lm_head."):
+            return f"language_model.{key}"
+        key = (
+            key.removeprefix("model.").replace("language_model.", "language_model.model.", 1)
+            if "language_model." in key
+            else key.removeprefix("model.")
+        )
+        if key.startswith("vision_tower.") and not key.startswith("vision_tower.vision_model."):
+            key = key.replace("vision_tower.", "vision_tower.vision_model.", 1)
+        return key
+    return key.replace("model.language_model.", "model.", 1).replace("model.visual.", "visual.", 1)
+
+
+def save_like_the_hub(model: Any, processor: Any, folder: Path) -> int:
+    """Configuration, processor and sharded weights under the hub's names; returns the bytes of the weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    shards: list[dict[str, Tensor]] = [{}]
+    used = total = 0
+    for key, value in model.state_dict().items():
+        size = value.numel() * value.element_size()
+        if shards[-1] and used + size > SHARD_BYTES:
+            shards.append({})
+            used = 0
+        shards[-1][hub_name(key, model.config.model_type)] = value.detach().cpu().contiguous()
+        used, total = used + size, total + size
+    index: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        index |= dict.fromkeys(shard, name)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": index})
+    )
+    return total
+
+
+@torch.inference_mode()
+def check(name: str, folder: Path, *, device: str, dtype: torch.dtype, tiny: bool) -> dict[str, Any]:
+    """Load through `from_pretrained`, generate, and compare with the untouched model under a mask."""
+    keep = MODELS[name][1]
+    pruner = folder.parent / f"{folder.name}-pruner"
+    start = time.perf_counter()
+    vlm = PrunedVLM.from_pretrained(pruner, keep=keep, dtype=dtype, device_map=None if tiny else device)
+    load_s = time.perf_counter() - start
+    size = (336, 336) if "llava" in name else (112, 84) if tiny else (1008, 1008)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8))
+    start = time.perf_counter()
+    ids = vlm.generate(
+        [image], "What is in the picture?", max_new_tokens=32, min_new_tokens=32, do_sample=False, return_ids=True
+    )
+    generate_s = time.perf_counter() - start
+
+    batch = vlm.prepare([image], ["What is in the picture?"])
+    ours, lm = vlm.logits(batch)
+    mask = torch.zeros_like(batch.features["attention_mask"]).scatter(1, lm.source, lm.attention_mask)
+    stock_inputs = {**batch.features, "attention_mask": mask, "position_ids": vlm.backbone.positions(batch)}
+    stock = vlm.base(**stock_inputs).logits[mask.bool()].float()
+    vlm.base.set_attn_implementation("eager")  # the same computation in another order: what 16 bits cost by themselves
+    other = vlm.base(**stock_inputs).logits[mask.bool()].float()
+    vlm.base.set_attn_implementation("sdpa")
+    vlm.positions = "packed"
+    packed = vlm.logits(batch)[0][0].float()
+    scale = stock.std()
+    return {
+        "backbone": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "keep": keep,
+        "num_visual": int((batch.features["input_ids"] == vlm.backbone.image_token_id).sum()),
+        "num_kept": int(lm.visual.sum()),
+        "parameters": sum(parameter.numel() for parameter in vlm.base.parameters()),
+        "new_tokens": ids.shape[1],
+        "load_s": load_s,
+        "generate_s": generate_s,
+        "masked_rms": float((ours[0].float() - stock).square().mean().sqrt() / scale),
+        "masked_max": float((ours[0].float() - stock).abs().max() / scale),
+        "rounding_rms": float((other - stock).square().mean().sqrt() / scale),
+        "rounding_max": float((other - stock).abs().max() / scale),
+        "packed_rms": float((packed - stock).square().mean().sqrt() / scale),
+        "same_next_token": float((ours[0].argmax(-1) == stock.argmax(-1)).float().mean()),
+    }
+
+
+def measure(name: str, *, device: str, dtype: torch.dtype, tiny: bool, folder: Path) -> dict[str, Any]:
+    """Build, save, forget, load and check one model."""
+    config, processor = MODELS[name][0](tiny)
+    model = build(config, device, dtype)
+    base = folder / name
+    total = save_like_the_hub(model, processor, base)
+    pruned = PrunedVLM(model, processor, method="diffprune", keep=MODELS[name][1])
+    with torch.no_grad():  # a scorer fresh from its start gives every token the same logit
+        for parameter in pruned.method.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(std=0.02)
+    pruned.save_pretrained(folder / f"{name}-pruner", base_id=str(base))
+    del pruned, model
+    if device != "cpu":
+        torch.cuda.empty_cache()
+    row = check(name, base, device=device, dtype=dtype, tiny=tiny)
+    shutil.rmtree(base)
+    return {**row, "weights_gb": total / 1e9}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--size", choices=("real", "tiny"), default="real")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit")
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            row = measure(
+                name,
+                device=arguments.device,
+                dtype=getattr(torch, arguments.dtype),
+                tiny=arguments.size == "tiny",
+                folder=Path(folder),
+            )
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+        if arguments.out:  # after each model, so that a run cut short keeps what it has
+            device = "cpu" if arguments.device == "cpu" else torch.cuda.get_device_name()
+            notes = "random weights; differences are relative to the deviation of the stock logits; rounding is stock SDPA against stock eager"
+            write_results(
+                arguments.out,
+                name=arguments.out.stem,
+                rows=rows,
+                device=device,
+                commit=arguments.commit,
+                seeds=[0],
+                notes=notes,
+            )
+
+
+if __name__ == "__main__":
+    main()

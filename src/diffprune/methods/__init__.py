@@ -1,0 +1,1 @@
+"""Pruning methods, one file each. `diffprune.methods.base` holds the interfaces."""

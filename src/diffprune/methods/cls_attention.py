@@ -1,0 +1,31 @@
+"""FasterVLM: keep the tokens that the encoder's [CLS] token attends to most. No training."""
+
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from diffprune.methods.base import Card, ScoringPruner
+from diffprune.registry import METHODS
+from diffprune.types import VisualTokens
+
+
+@METHODS.register("cls_attention")
+class ClsAttention(ScoringPruner):
+    """Mean over heads of the [CLS] row of the attention of the block whose output is used."""
+
+    card = Card(
+        idea="keeps the K tokens that the encoder's [CLS] token attends to most",
+        paper="FasterVLM: [CLS] Attention is All You Need for Training-Free Visual Token Pruning",
+        year=2024,
+        licence="Apache-2.0",
+        certainty="release read",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
+
+    def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
+        if tokens.cls_attention is None:
+            raise ValueError(
+                "cls_attention ranks by VisualTokens.cls_attention, which is None; let the backbone give it"
+            )
+        return tokens.cls_attention.float().masked_fill(~tokens.mask, 0.0)

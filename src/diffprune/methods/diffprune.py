@@ -1,0 +1,120 @@
+"""DiffPrune: learn what to keep by restricting how much of each token gets through (paper, Section 4).
+
+TRAINING    s = S_theta(X)   alpha = Phi_K(s / tau)   X~ = G(X; alpha)   X- = D_phi(X~)
+INFERENCE   s = S_theta(X)   keep the K largest; everything named `throttle_*` is gone
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffprune.methods.base import (
+    Card,
+    Generators,
+    Restricted,
+    TrainablePruner,
+    check_choices,
+    draw_normal,
+    require_block,
+)
+from diffprune.nn import BlockSpec, DiagonalBlock, FeatureStatistics, GlobalBlock, make_scorer, standardise
+from diffprune.nn.blocks import zero_padding
+from diffprune.ops import RESPONSES, scale_gate, soft_topk, vp_noise
+from diffprune.registry import METHODS
+from diffprune.types import VisualTokens
+
+BLOCKS = {"diagonal": DiagonalBlock, "global": GlobalBlock, "none": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffPruneOptions:
+    """Args:
+    scorer: "blocks" (Transformer blocks of the tower's kind) or "bilinear" (each token against the mean token).
+    scorer_depth: Number of those blocks.
+    final_norm: Norm before the scorer's head; not in the paper.
+    standardise: Give the logits of an image mean 0 and deviation 1 before Soft Top-K; not in the paper.
+    response: Of Soft Top-K, "laplace" or "sigmoid".
+    gate: "vp" drowns a token in noise, "scale" shrinks it.
+    noise: "unit" is N(0, I), "matched" has the features' own mean and deviation per channel (see `calibrate`).
+    attention: Of the throttler's block: "diagonal", "global" (a token hears others and may recover what it lost), or
+        "none" to leave the block out.
+    kept_exact: Scale the block's branches by 1 - alpha, so that a kept token is what will be deployed; not in the
+        paper.
+    """
+
+    scorer: str = "blocks"
+    scorer_depth: int = 2
+    final_norm: bool = True
+    standardise: bool = False
+    response: str = "laplace"
+    gate: str = "vp"
+    noise: str = "unit"
+    attention: str = "diagonal"
+    kept_exact: bool = False
+
+    def __post_init__(self) -> None:
+        check_choices(
+            self,
+            scorer=("blocks", "bilinear"),
+            response=RESPONSES,
+            gate=("vp", "scale"),
+            noise=("unit", "matched"),
+            attention=tuple(BLOCKS),
+        )
+
+
+@METHODS.register("diffprune", "diffprune-scale", "diffprune-global")
+class DiffPrune(TrainablePruner):
+    """The paper's method; its ablations are options."""
+
+    card = Card(
+        idea="a scorer trained through an exactly differentiated path: soft top-k weights, noise on what weighs little",
+        paper="DiffPrune: Differentiable Information Throttling for Token Pruning in Vision-Language Models",
+        year=2026,
+        licence="Apache-2.0",
+        certainty="formula",
+    )
+    Options: ClassVar[type] = DiffPruneOptions
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "diffprune": {},
+        "diffprune-scale": {"gate": "scale"},
+        "diffprune-global": {"attention": "global"},
+    }
+
+    def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
+        super().__init__(options, block=block)
+        options, spec = self.options, require_block("diffprune", block)
+        self.scorer = make_scorer(options.scorer, spec, depth=options.scorer_depth, final_norm=options.final_norm)
+        self.throttle_noise = FeatureStatistics(spec.width) if options.noise == "matched" else None
+        throttle_block = BLOCKS[options.attention]
+        self.throttle_block = None if throttle_block is None else throttle_block(spec)
+
+    def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
+        return self.scorer(tokens.x, mask=tokens.mask, coords=tokens.coords, segment=tokens.segment)
+
+    def restrict(
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
+    ) -> Restricted:
+        options, mask = self.options, tokens.mask
+        logits = self.score(tokens)  # s = S_theta(X)
+        ranked = standardise(logits, mask) if options.standardise else logits
+        alpha, z = soft_topk(ranked, k, tau=tau, mask=mask, response=options.response, return_z=True)  # Eq. 5
+        x = zero_padding(tokens.x, mask)
+        if options.gate == "scale":
+            x = scale_gate(x, alpha)
+        else:
+            mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
+            noise = draw_normal(x, mask, generator)
+            x = vp_noise(x, z, response=options.response, noise=noise, mu=mu, sigma=sigma)  # Eq. 6
+        if self.throttle_block is not None:
+            branch_scale = 1 - alpha if options.kept_exact else None
+            x = self.throttle_block(x, mask=mask, coords=tokens.coords, branch_scale=branch_scale)  # D_phi, Section 4.3
+        return Restricted(x, alpha, logits)
+
+    def calibrate(self, batches: Iterable[VisualTokens]) -> None:
+        """Set the mean and deviation of matched noise, per channel, from the real tokens of some training images."""
+        if self.throttle_noise is not None:
+            self.throttle_noise.calibrate((tokens.x, tokens.mask) for tokens in batches)

@@ -1,0 +1,417 @@
+"""PrunedVLM: a Hugging Face vision-language model that keeps only the visual tokens that matter.
+
+    TRAINING    encode -> restrict (all N tokens, each weakened by its weight) -> project -> splice -> loss
+    INFERENCE   encode -> select   (K of N tokens, as they are)                -> project -> splice -> generate
+
+Both paths are below, side by side. The base model is frozen, called by its own parts and never patched.
+"""
+
+import dataclasses
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diffprune.backbones import decoder
+from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch
+from diffprune.checkpoint import exported_state, fingerprint, save_pruner
+from diffprune.methods.base import (
+    Generators,
+    LayerPruner,
+    MergingPruner,
+    Pruner,
+    ScoringPruner,
+    TrainablePruner,
+    build_method,
+    draw_normal,
+)
+from diffprune.ops import linear_gate, take_tokens
+from diffprune.registry import BACKBONES
+from diffprune.tiles import BUDGETS, PerTile
+from diffprune.types import Budget, ImageSelection, LMInputs, Selection, VisualTokens
+
+logger = logging.getLogger("diffprune")
+
+
+class PrunedVLM(nn.Module):
+    """Any loaded Hugging Face VLM with any pruning method around it.
+
+    Args:
+        model: The loaded model, of a supported family (`dp.backbones()`). It is frozen and stays untouched.
+        processor: Its processor.
+        method: A method's name (`dp.methods()`) or a built `Pruner`.
+        keep: The budget: an int is tokens per image, a float a share. Every call may give its own.
+        positions: "original" keeps the position each token had before anything was dropped; "packed" numbers what is
+            left without gaps, for engines that can do no other.
+        newline: Which newline tokens stay in families that have them (LLaVA-NeXT, LLaVA-OneVision): "rows" (where the
+            row keeps a token), "all" or "none". They are never counted in K.
+        budget: "global" spends K over the whole picture, "per_tile" gives each tile of a picture its share of K.
+        options: Of the method.
+
+    Example:
+        vlm = PrunedVLM(model, processor, method="feature_norm", keep=0.111)
+        vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        processor: Any,
+        *,
+        method: str | Pruner = "full",
+        keep: int | float = 1.0,
+        positions: str = "original",
+        newline: str = "rows",
+        budget: str = "global",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if isinstance(model, PrunedVLM):
+            raise ValueError("the model is a PrunedVLM already; give its base: PrunedVLM(vlm.base, ...)")
+        if positions not in ("original", "packed"):
+            raise ValueError(f'positions={positions!r} is unknown; choose "original" or "packed"')
+        if newline not in NEWLINE_RULES:
+            raise ValueError(f"newline={newline!r} is unknown; choose {', '.join(NEWLINE_RULES)}")
+        if budget not in BUDGETS:
+            raise ValueError(f"budget={budget!r} is unknown; choose {' or '.join(BUDGETS)}")
+        # Held in a tuple, so that the frozen base is no submodule: never in a state dict, never moved or trained.
+        self._base = (model.requires_grad_(False).eval(),)
+        self.backbone = wrap_backbone(model, processor)
+        self.backbone.keeps_newlines = newline
+        self.budget = Budget(keep)
+        self.positions = positions
+        if isinstance(method, str):
+            method = build_method(method, block=self.backbone.block, **options)
+        elif options:
+            raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
+        missing = method.needs - self.backbone.provides - {"llm_attention"}
+        if missing:
+            raise ValueError(
+                f"method {method.name!r} needs {', '.join(sorted(missing))}, which the {self.backbone.family} family "
+                f"cannot give; it gives {', '.join(sorted(self.backbone.provides))}"
+            )
+        device = self.base.get_input_embeddings().weight.device
+        self.method = cast(Pruner, method.to(device))
+        if budget == "per_tile" and isinstance(method, LayerPruner):
+            raise ValueError(
+                f"budget='per_tile' is for choices before the language model; {method.name!r} makes its own inside"
+            )
+        self.budget_rule = budget
+        self._said: set[str] = set()
+
+    @property
+    def base(self) -> Any:
+        """The untouched Hugging Face model."""
+        return self._base[0]
+
+    @property
+    def processor(self) -> Any:
+        return self.backbone.processor
+
+    @property
+    def rule(self) -> Any:
+        """What chooses tokens: the method, or the method tile by tile."""
+        return PerTile(self.method) if self.budget_rule == "per_tile" else self.method
+
+    # ------------------------------------------------------------------------------------- training: throttle
+
+    def loss(
+        self,
+        batch: Batch,
+        *,
+        tau: float | Tensor = 1.0,
+        keep: int | float | Tensor | None = None,
+        generator: Generators = None,
+        hard: bool = False,
+        tokens: VisualTokens | None = None,
+        num_targets: int | Tensor | None = None,
+    ) -> Float[Tensor, ""]:
+        """Caption loss with every token weakened by its weight and none dropped: what is run is what is differentiated.
+
+        Args:
+            batch: From `prepare(images, text, answers)`.
+            tau: Temperature of Soft Top-K; smaller is harder.
+            keep: The budget of this step; a tensor of counts gives every image its own.
+            generator: Of the noise; one per image makes a row independent of its batch.
+            hard: Drop instead of throttling: the loss of the deployed path, for validation.
+            tokens: The batch's visual tokens, where they are encoded already.
+            num_targets: What the summed loss is divided by; the batch's own answer tokens where left out.
+        """
+        tokens = self.encode(batch) if tokens is None else tokens
+        if tokens is None:
+            lm = self.backbone.splice(batch, None, None, None)
+        elif hard:
+            lm = self._drop(batch, tokens, self._counts(tokens, keep))
+        else:
+            method = self.method
+            if not isinstance(method, TrainablePruner):
+                raise ValueError(f"method {method.name!r} has nothing to train; loss(..., hard=True) measures it")
+            restricted = self.rule.restrict(tokens, self._counts(tokens, keep), tau=tau, generator=generator)
+            visual = self.backbone.project(restricted.x.to(tokens.x.dtype))  # [B, N, L]
+            tokens = dataclasses.replace(tokens, planes=restrict_planes(tokens, restricted.alpha, generator))
+            lm = self.backbone.splice(batch, tokens, visual, everything(tokens))
+        return self._answer_loss(lm, num_targets)
+
+    forward = loss
+
+    # ------------------------------------------------------------------------------------- inference: drop
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        images: Any = None,
+        text: str | Sequence[str] = "",
+        *,
+        keep: int | float | None = None,
+        chat: bool = True,
+        return_ids: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Answers with K visual tokens per image: a string for one prompt, a list for several.
+
+        Args:
+            images: For one prompt its images; for several prompts one entry each (an image, a list, or None).
+            text: A question (it is put into the chat template) or a prompt with its placeholders.
+            keep: The budget of this call.
+            chat: Put questions into the model's chat template.
+            return_ids: Give the new token ids [B, T] instead of text.
+            kwargs: Go to the model's own `generate`: max_new_tokens, do_sample, num_beams, cache_implementation, ...
+        """
+        self._refuse(kwargs)
+        batch = self.backbone.prepare(images, text, chat=chat)
+        tokens = self.encode(batch)
+        if isinstance(self.method, LayerPruner) and tokens is not None:
+            lm = self.splice_all(batch, tokens)
+            ids = decoder.generate(self.backbone, lm, self.method, self._prompt_counts(batch, tokens, keep), **kwargs)
+        else:
+            ids = self.backbone.generate(self.lm_inputs(batch, tokens, keep=keep), **kwargs)
+        if return_ids:
+            return ids
+        answers = [answer.strip() for answer in self.backbone.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+        return answers[0] if isinstance(text, str) else answers
+
+    @torch.inference_mode()
+    def select(
+        self, images: Any, text: str | Sequence[str] | None = None, *, keep: int | float | None = None
+    ) -> Selection:
+        """What the method keeps of each image, with its scores, its grid and where each token looks."""
+        if text is None:
+            text = [""] * len(images)
+        tokens = self.encode(self.backbone.prepare(images, text))
+        if tokens is None:
+            raise ValueError("select() was given no image; give at least one")
+        counts = self._counts(tokens, keep)
+        logits = self.rule.score(tokens) if isinstance(self.method, ScoringPruner) else None
+        kept = self.rule.select(tokens, counts)
+        entries = []
+        for row, grid in enumerate(tokens.grid):
+            real = int(tokens.mask[row].sum())
+            entries.append(
+                ImageSelection(
+                    keep=kept[row][kept[row] >= 0].clone(),
+                    logits=None if logits is None else logits[row, :real].float().clone(),
+                    grid=grid,
+                    boxes=None if tokens.boxes is None else tokens.boxes[row, :real].clone(),
+                )
+            )
+        return Selection(tuple(entries))
+
+    # ------------------------------------------------------------------------------------- the steps between
+
+    def prepare(
+        self,
+        images: Any,
+        text: str | Sequence[str],
+        answers: Sequence[str] | None = None,
+        *,
+        chat: bool = True,
+    ) -> Batch:
+        """A batch for `loss` (with answers) or `logits` (without)."""
+        return self.backbone.prepare(images, text, answers=answers, chat=chat)
+
+    def encode(self, batch: Batch) -> VisualTokens | None:
+        """Visual tokens of the batch's images with what the method needs; None where there is no image."""
+        if batch.num_images == 0:
+            return None
+        with torch.no_grad():
+            return self.backbone.encode(batch, self.method.needs)
+
+    def lm_inputs(self, batch: Batch, tokens: VisualTokens | None, *, keep: int | float | None = None) -> LMInputs:
+        """What the language model is given once tokens are dropped."""
+        if tokens is None:
+            return self.backbone.splice(batch, None, None, None, positions=self.positions)
+        return self._drop(batch, tokens, self._counts(tokens, keep))
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch, *, keep: int | float | None = None) -> tuple[Float[Tensor, "B T V"], LMInputs]:
+        """Next-token logits of the pruned prefill, and the inputs they belong to."""
+        lm = self.lm_inputs(batch, self.encode(batch), keep=keep)
+        return self.backbone.logits(lm), lm
+
+    def splice_all(self, batch: Batch, tokens: VisualTokens) -> LMInputs:
+        """The unpruned sequence, projected and spliced by our own path."""
+        return self.backbone.splice(batch, tokens, self.backbone.project(tokens.x), everything(tokens))
+
+    def splice_kept(self, batch: Batch, tokens: VisualTokens, keep: Int[Tensor, "B K"]) -> LMInputs:
+        """The sequence with the kept tokens alone, whoever chose them."""
+        visual = self.backbone.project(take_tokens(tokens.x, keep))  # [B, K, L]
+        return self.backbone.splice(batch, tokens, visual, keep, positions=self.positions)
+
+    def _drop(self, batch: Batch, tokens: VisualTokens, counts: Int[Tensor, " B"]) -> LMInputs:
+        if not isinstance(self.method, MergingPruner):
+            return self.splice_kept(batch, tokens, self.rule.select(tokens, counts))
+        x, keep = self.rule.reduce(tokens, counts)
+        return self.backbone.splice(batch, tokens, self.backbone.project(x), keep, positions=self.positions)
+
+    def _answer_loss(self, lm: LMInputs, num_targets: int | Tensor | None) -> Float[Tensor, ""]:
+        if lm.labels is None:
+            raise ValueError("the batch has no answers to learn from; make it with prepare(images, text, answers)")
+        hidden = self.backbone.hidden(lm)[:, :-1]
+        targets = lm.labels[:, 1:]
+        wanted = targets != -100
+        logits = self.base.lm_head(hidden[wanted])  # the head runs on answer positions alone
+        total = F.cross_entropy(logits.float(), targets[wanted], reduction="sum")
+        return total / (wanted.sum() if num_targets is None else num_targets)
+
+    def _counts(self, tokens: VisualTokens, keep: int | float | Tensor | None) -> Int[Tensor, " B"]:
+        if isinstance(keep, Tensor):
+            return keep
+        budget = self.budget if keep is None else Budget(keep)
+        if isinstance(budget.keep, int) and budget.keep > int(tokens.counts.min()):
+            self._say_once(f"keep={budget.keep} is more than an image has ({int(tokens.counts.min())}): all are kept")
+        return budget.counts(tokens.mask)
+
+    def _prompt_counts(self, batch: Batch, tokens: VisualTokens, keep: int | float | None) -> Int[Tensor, " B"]:
+        """Tokens that stay in each prompt: the sum over its images."""
+        counts = self._counts(tokens, keep)
+        rows = torch.tensor(batch.row_of_image, device=counts.device)
+        return counts.new_zeros(len(batch.features["input_ids"])).index_add_(0, rows, counts)
+
+    def _refuse(self, kwargs: dict[str, Any]) -> None:
+        chunk = kwargs.get("prefill_chunk_size", getattr(self.base.generation_config, "prefill_chunk_size", None))
+        if chunk:
+            raise ValueError(f"prefill_chunk_size={chunk} gives other tokens with embeddings as input; leave it out")
+        for key in ("input_ids", "inputs_embeds", "pixel_values", "position_ids", "attention_mask"):
+            if key in kwargs:
+                raise ValueError(f"{key} is made by the pruned path; give images and text instead")
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            logger.warning(sentence)
+
+    # ------------------------------------------------------------------------------------- save and load
+
+    def save_pretrained(self, directory: str | Path, *, base_id: str | None = None, notes: str = "") -> None:
+        """Write the pruner (never the base model, never the throttler) with what it needs to be loaded safely."""
+        save_pruner(
+            directory,
+            state=exported_state(self.method.state_dict()),
+            config=self.describe(base_id=base_id, notes=notes),
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        *,
+        keep: int | float | None = None,
+        base: nn.Module | None = None,
+        processor: Any = None,
+        allow_other_base: bool = False,
+        **model_kwargs: Any,
+    ) -> "PrunedVLM":
+        """A saved pruner on its base model: a local folder or a hub id; see `diffprune.loading`."""
+        from diffprune.loading import load_pruned_vlm
+
+        return load_pruned_vlm(
+            cls,
+            directory,
+            keep=keep,
+            base=base,
+            processor=processor,
+            allow_other_base=allow_other_base,
+            model_kwargs=model_kwargs,
+        )
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
+        """Save the pruner and upload it to the hub under `repo_id`."""
+        from huggingface_hub import HfApi
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            api = HfApi()
+            api.create_repo(repo_id, exist_ok=True)
+            return api.upload_folder(repo_id=repo_id, folder_path=folder, **kwargs)
+
+    def describe(self, *, base_id: str | None = None, notes: str = "") -> dict[str, Any]:
+        """Everything about this pruner but its weights, as saved in `config.json`."""
+        config = self.base.config
+        return {
+            "method": {"name": self.method.name, "options": dataclasses.asdict(self.method.options)},
+            "base": {
+                "id": base_id or getattr(config, "_name_or_path", "") or "",
+                "revision": getattr(config, "_commit_hash", None),
+                "model_type": config.model_type,
+                "fingerprint": fingerprint(vision_state(self.backbone).items()),
+            },
+            "features": {"layer": getattr(config, "vision_feature_layer", None), "before": "projector"},
+            "budgets": [self.budget.keep],
+            "positions": self.positions,
+            "newline": self.backbone.keeps_newlines,
+            "budget": self.budget_rule,
+            "notes": notes,
+        }
+
+
+def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
+    """The backbone for a loaded model, by its `model_type`."""
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if model_type not in BACKBONES:
+        raise ValueError(
+            f"model type {model_type!r} is not supported; there are {', '.join(BACKBONES.names())}. "
+            "docs/add_a_backbone.md shows how to add one in one file"
+        )
+    family = BACKBONES.get(cast(str, model_type))
+    if not issubclass(family, Backbone):
+        raise ValueError(f"model type {model_type!r} is an image classifier; use diffprune.classifier.PrunedClassifier")
+    return family(model, processor)
+
+
+def everything(tokens: VisualTokens) -> Int[Tensor, "B N"]:
+    """The index tensor that keeps all real tokens."""
+    index = torch.arange(tokens.x.shape[1], device=tokens.x.device).expand(len(tokens), -1)
+    return torch.where(tokens.mask, index, -1)
+
+
+def restrict_planes(
+    tokens: VisualTokens, alpha: Float[Tensor, "B N"], generator: Generators
+) -> tuple[Float[Tensor, "B N D"], ...]:
+    """The tokens' other planes (DeepStack), weakened by the same weights as their features.
+
+    Left whole, they would tell the language model what the restricted features no longer may. The noise is as loud as
+    the image's own features, whose scale the tower leaves free; the linear gate has a finite slope at any weight.
+    """
+    gated = []
+    for plane in tokens.planes:
+        real = tokens.mask[..., None]
+        energy = torch.where(real, plane.float().square(), 0.0).sum((1, 2), keepdim=True)
+        loudness = (energy / (real.sum(1, keepdim=True) * plane.shape[-1])).sqrt()  # [B, 1, 1]
+        noise = draw_normal(plane, tokens.mask, generator) * loudness
+        gated.append(linear_gate(plane, alpha, noise=noise.to(plane.dtype)))
+    return tuple(gated)
+
+
+def vision_state(backbone: Backbone) -> dict[str, Tensor]:
+    """The weights a pruner depends on: the vision tower's and the projector's."""
+    return {
+        f"{part}.{key}": value
+        for part, module in backbone.vision_modules().items()
+        for key, value in module.state_dict().items()
+    }

@@ -1,0 +1,153 @@
+"""Scorers: one importance logit per visual token, from the image alone (paper, Section 4.2)."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from diffprune.nn.blocks import Block, BlockSpec, make_norm, position_angles, zero_padding
+
+
+class Scorer(nn.Module):
+    """Transformer blocks of the tower's own kind and a linear head that starts at zero, so all logits start equal.
+
+    Attention stays within an image and within a segment (a tile), and never reaches padding. Where a token is made of
+    G patches, its logit is the mean of theirs.
+
+    Args:
+        spec: The tower's block.
+        depth: How many of them.
+        final_norm: Norm before the head.
+    """
+
+    def __init__(self, spec: BlockSpec, depth: int = 2, *, final_norm: bool = True) -> None:
+        super().__init__()
+        if depth < 0:
+            raise ValueError(f"scorer_depth={depth} is no number of blocks; give 0 or more")
+        self.spec = spec
+        self.blocks = nn.ModuleList(Block(spec) for _ in range(depth))
+        self.norm = make_norm(spec) if final_norm else nn.Identity()
+        self.head = nn.Linear(spec.width, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N D"],
+        *,
+        mask: Bool[Tensor, "B N"] | None = None,
+        coords: Int[Tensor, "B N G 2"] | None = None,
+        segment: Int[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B N"]:
+        """Logits in float32 at least; 0 at padding.
+
+        Args:
+            x: Encoder features, D = G * width.
+            mask: True where a token is real; None where all are.
+            coords: Place of each patch, needed where the tower has rotary positions.
+            segment: Which tile a token comes from; tiles are scored apart, at the cost of attention within each.
+        """
+        x = zero_padding(x, mask)
+        if segment is None:
+            return self._score_rows(x, mask, coords)
+        real = torch.ones_like(segment, dtype=torch.bool) if mask is None else mask
+        index = pack_segments(real, segment)  # [R, M]
+        filled = index >= 0
+        packed = x.flatten(0, 1)[index] * filled.unsqueeze(-1)
+        places = None if coords is None else coords.flatten(0, 1)[index]
+        logits = self._score_rows(packed, None if bool(filled.all()) else filled, places)
+        spread = logits.new_zeros(real.numel()).index_put((index[filled],), logits[filled])
+        return spread.view(real.shape)
+
+    def _score_rows(self, x: Tensor, mask: Tensor | None, coords: Tensor | None) -> Tensor:
+        """Logits of rows in which every real token hears every other."""
+        num_patches = x.shape[-1] // self.spec.width
+        patches = x.to(self.head.weight.dtype).unflatten(-1, (num_patches, -1)).flatten(1, 2)  # [B, N * G, W]
+        heard = None if mask is None else mask.repeat_interleave(num_patches, dim=1)
+        angles = position_angles(coords, self.spec)
+        for block in self.blocks:
+            patches = block(patches, mask=heard, angles=angles)
+        logits = _exact_linear(self.norm(patches), self.head).squeeze(-1)
+        logits = logits.unflatten(1, (-1, num_patches)).mean(-1)  # a group's logit is the mean of its patches
+        return logits if mask is None else torch.where(mask, logits, 0.0)
+
+
+class BilinearScorer(nn.Module):
+    """Each token against its image's mean token: `(Wq x_i + bq) . kbar / sqrt(h)`, `kbar = Wk mean(x) + bk`.
+
+    VisionSelector's scorer without the [N, N] product its mean makes needless: given the image it is linear in x_i.
+    Two linear maps instead of two blocks, called like `Scorer`; `coords` and `segment` change nothing.
+    """
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.query = nn.Linear(spec.width, max(1, spec.width // 2))
+        self.key = nn.Linear(spec.width, max(1, spec.width // 2))
+        for linear in (self.query, self.key):
+            nn.init.normal_(linear.weight, std=1e-4)  # the release's start: logits near 0, but off the saddle at 0
+            nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N D"],
+        *,
+        mask: Bool[Tensor, "B N"] | None = None,
+        coords: Int[Tensor, "B N G 2"] | None = None,
+        segment: Int[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B N"]:
+        """Logits in float32 at least; 0 at padding."""
+        del coords, segment
+        x = zero_padding(x, mask).to(torch.promote_types(x.dtype, torch.float32))
+        tokens = x.unflatten(-1, (-1, self.spec.width)).mean(2)  # linear, so a group's mean patch has its mean logit
+        real = torch.ones_like(tokens[..., 0]) if mask is None else mask
+        mean = tokens.sum(1) / real.sum(1, keepdim=True).clamp(min=1)  # [B, W]
+        key = _exact_linear(mean, self.key)  # [B, h]
+        logits = (_exact_linear(tokens, self.query) @ key.unsqueeze(-1)).squeeze(-1) / key.shape[-1] ** 0.5
+        return logits if mask is None else torch.where(mask, logits, 0.0)
+
+
+def make_scorer(kind: str, spec: BlockSpec, *, depth: int = 2, final_norm: bool = True) -> Scorer | BilinearScorer:
+    """The scorer of that kind: "blocks" or "bilinear"."""
+    if kind == "blocks":
+        return Scorer(spec, depth, final_norm=final_norm)
+    if kind == "bilinear":
+        return BilinearScorer(spec)
+    raise ValueError(f"scorer={kind!r} is not known; give 'blocks' or 'bilinear'")
+
+
+def standardise(
+    logits: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None = None, *, eps: float = 1e-2
+) -> Float[Tensor, "B N"]:
+    """Logits with mean 0 and deviation 1 over each row's real tokens, so that a temperature means the same in all.
+
+    Deviations below `eps` are left small: logits that start equal stay equal, and their gradient stays finite.
+    """
+    real = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
+    count = real.sum(-1, keepdim=True).clamp(min=1)
+    centred = logits - logits.where(real, 0.0).sum(-1, keepdim=True) / count
+    variance = centred.where(real, 0.0).square().sum(-1, keepdim=True) / count
+    return centred / (variance + eps**2).sqrt()
+
+
+def pack_segments(mask: Bool[Tensor, "B N"], segment: Int[Tensor, "B N"]) -> Int[Tensor, "R M"]:
+    """One row per (image, segment): flat indices b * N + n of its real tokens in order, -1 where the row is shorter.
+
+    Five tiles of 576 become 5 rows of 576, so attention costs 5 * 576^2 instead of 2880^2.
+    """
+    flat = mask.flatten().nonzero().squeeze(-1)  # row by row, in raster order
+    image, tile = flat // mask.shape[1], segment.flatten()[flat].long()
+    label = image * (tile.max() - tile.min() + 1) + tile  # distinct for distinct (image, segment)
+    _, row, lengths = torch.unique(label, return_inverse=True, return_counts=True)
+    order = row.argsort(stable=True)
+    place = torch.arange(len(flat), device=flat.device) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    index = flat.new_full((len(lengths), int(lengths.max())), -1)
+    index[row[order], place] = flat[order]
+    return index
+
+
+def _exact_linear(x: Tensor, linear: nn.Linear) -> Tensor:
+    """A linear map in float32 at least, also under autocast: a third of a thousand logits would tie in bfloat16."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(wide), linear.weight.to(wide), linear.bias.to(wide))

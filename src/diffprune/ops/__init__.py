@@ -1,0 +1,23 @@
+"""The maths, as pure functions of tensors. Imports torch and nothing of ours."""
+
+from diffprune.ops.gates import linear_gate, log_weight, scale_gate, sqrt_weight, vp_noise
+from diffprune.ops.gumbel import gumbel_keep, gumbel_topk
+from diffprune.ops.hard_topk import hard_mask, hard_topk, take_tokens
+from diffprune.ops.soft_topk import RESPONSES, Response, Temperature, soft_topk
+
+__all__ = [
+    "RESPONSES",
+    "Response",
+    "Temperature",
+    "gumbel_keep",
+    "gumbel_topk",
+    "hard_mask",
+    "hard_topk",
+    "linear_gate",
+    "log_weight",
+    "scale_gate",
+    "soft_topk",
+    "sqrt_weight",
+    "take_tokens",
+    "vp_noise",
+]

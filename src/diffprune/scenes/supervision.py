@@ -1,0 +1,208 @@
+"""What the vision tower is taught before it meets a language model: each token names the item it looks at.
+
+A token on a thing names the thing's attributes, a token on a sign the whole of its text, so that one kept token of an
+item is enough to answer a question about it. A token on the background names nothing, and no token may tell what stands
+elsewhere (`leak`): left alone, a tower spreads the whole picture over all its tokens, and then it does not matter which
+of them are kept. What is dropped must really be gone.
+[CLS] names what is in the picture, which gives its attention a meaning. The heads are thrown away after training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+from torch.nn import functional
+
+from diffprune.scenes.prefixes import FIRST_GLYPH, SIGN
+from diffprune.scenes.rng import Rng
+from diffprune.scenes.turns import IGNORE
+from diffprune.scenes.world import COLORS, PATTERNS, QUALITIES, SHAPES, SIZES, TAGS, Scene
+
+CHARACTERS = " ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"  # a blank: the text is shorter
+PLACE_STEP = 8  # pixels; places of centers are told in steps of it
+PLACES = 192 // PLACE_STEP
+
+# What each patch token names, and how many values that has.
+FIELDS = {
+    "kind": 3,  # background, thing, sign
+    "quality": len(QUALITIES),
+    "cell": 9,
+    "column": PLACES,  # of the center of its item
+    "row": PLACES,
+    "shape": len(SHAPES),
+    "color": len(COLORS),
+    "size": len(SIZES),
+    "pattern": len(PATTERNS),
+    "tag": len(TAGS) + 1,
+    "letter0": len(CHARACTERS),
+    "letter1": len(CHARACTERS),
+    "letter2": len(CHARACTERS),
+    "letter3": len(CHARACTERS),
+}
+# What [CLS] names beside the pairs of color and shape.
+SUMMARY_FIELDS = {"quality": len(QUALITIES), "count": 5, **{f"letter{i}": len(CHARACTERS) for i in range(4)}}
+PAIRS = len(COLORS) * len(SHAPES)
+PAIR_WEIGHT = 0.1
+SUMMARY_WEIGHT = 0.5
+# Fields that are learned late weigh more, those that are learned at once less; 1 where nothing is said.
+WEIGHTS = {"shape": 4.0, "size": 1.5, "pattern": 1.5, "quality": 0.3, "cell": 0.5, "column": 0.3, "row": 0.3}
+LEAK_WEIGHT = 20.0
+
+_PLACE = {name: place for place, name in enumerate(FIELDS)}
+_SUMMARY_PLACE = {name: place for place, name in enumerate(SUMMARY_FIELDS)}
+
+
+def scene_targets(
+    scenes: Sequence[Scene],
+) -> tuple[Int[np.ndarray, "B I F"], Int[np.ndarray, "B S"], Float[np.ndarray, "B C"]]:
+    """(items, summary, pairs): what a token on each of the six items names, and what [CLS] names, for each scene.
+
+    Of a ruined picture only the quality can be told.
+    """
+    items = np.full((len(scenes), SIGN + 1, len(FIELDS)), IGNORE, np.int64)
+    summary = np.full((len(scenes), len(SUMMARY_FIELDS)), IGNORE, np.int64)
+    pairs = np.full((len(scenes), PAIRS), IGNORE, np.float32)
+    for row, scene in enumerate(scenes):
+        quality = QUALITIES.index(scene.quality)
+        items[row, :, _PLACE["quality"]] = quality
+        summary[row, _SUMMARY_PLACE["quality"]] = quality
+        if scene.quality == "ruined":
+            continue
+        items[row, 0, _PLACE["kind"]] = 0
+        pairs[row] = 0
+        summary[row, _SUMMARY_PLACE["count"]] = len(scene.things)
+        text = scene.sign.text if scene.sign is not None else ""
+        letters = [CHARACTERS.index(letter) for letter in text.ljust(4)]
+        summary[row, _SUMMARY_PLACE["letter0"] :] = letters
+        for slot, thing in enumerate(scene.things, start=1):
+            tag = TAGS.index(thing.tag) + 1 if thing.tag else 0
+            x0, y0, x1, y1 = thing.box
+            items[row, slot, _PLACE["kind"]] = 1
+            items[row, slot, _PLACE["cell"] : _PLACE["letter0"]] = (
+                thing.cell,
+                (x0 + x1) // 2 // PLACE_STEP,
+                (y0 + y1) // 2 // PLACE_STEP,
+                thing.shape,
+                thing.color,
+                thing.size,
+                thing.pattern,
+                tag,
+            )
+            pairs[row, thing.color * len(SHAPES) + thing.shape] = 1
+        if scene.sign is not None:
+            x0, y0, x1, y1 = scene.sign.box
+            items[row, SIGN, _PLACE["kind"]] = 2
+            items[row, SIGN, _PLACE["cell"] : _PLACE["shape"]] = (
+                scene.sign.cell,
+                (x0 + x1) // 2 // PLACE_STEP,
+                (y0 + y1) // 2 // PLACE_STEP,
+            )
+            items[row, SIGN, _PLACE["letter0"] :] = letters
+    return items, summary, pairs
+
+
+def token_targets(
+    items: Int[Tensor, "B I F"], item: Int[Tensor, "B N"], covers: Int[Tensor, "B N"]
+) -> Int[Tensor, "B N F"]:
+    """What each token names: its item's row; a token that shows a mere corner of an item names the quality alone."""
+    targets = items.gather(1, item[:, :, None].expand(-1, -1, items.shape[2]))
+    corner = (item == 0) & (covers > 0)
+    hidden = corner[:, :, None] & (torch.arange(items.shape[2], device=items.device) == _PLACE["kind"])
+    return targets.masked_fill(hidden, IGNORE)
+
+
+def item_of_owner(owner: int, tagged: bool) -> int:
+    """The item a sprite is part of: a thing and its tag are one, a sign's plate and its letters are one, 0 is neither."""
+    if owner < FIRST_GLYPH:
+        return owner
+    return owner - FIRST_GLYPH + 1 if tagged else SIGN
+
+
+def without_items(scene: Scene, rng: Rng) -> Scene:
+    """The same picture with some of its items gone, at least one; for drawing alone, what it says it shows is as before."""
+    tagged = scene.kind == "diagram"
+    items = sorted({item_of_owner(sprite[4], tagged) for sprite in scene.sprites} - {0})
+    gone = {item for item in items if rng.below(2)} or {rng.choice(items)}
+    left = tuple(sprite for sprite in scene.sprites if item_of_owner(sprite[4], tagged) not in gone)
+    return replace(scene, sprites=left)
+
+
+def leak(
+    features: Float[Tensor, "B N D"],
+    twin_features: Float[Tensor, "B N D"],
+    pixels: UInt8[Tensor, "B 3 H W"],
+    twin_pixels: UInt8[Tensor, "B 3 H W"],
+    patch: int,
+) -> Float[Tensor, ""]:
+    """How far tokens whose own pixels stayed the same moved when items elsewhere vanished, relative to their deviation.
+
+    A square root, so that a small leak is pushed as hard as a large one.
+    """
+    same = (pixels == twin_pixels).all(1).unfold(1, patch, patch).unfold(2, patch, patch).all(-1).all(-1).flatten(1)
+    moved = (features.float() - twin_features.float()).square().mean(-1)  # [B, N]
+    relative = (moved * same).sum() / same.sum().clamp(min=1) / features.detach().float().var()
+    return (relative + 1e-8).sqrt()
+
+
+class TowerHeads(nn.Module):
+    """Linear readers of the tower, one for patch tokens and one each for [CLS] at the feature layer and at the end."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.patch_norm = nn.LayerNorm(width)
+        self.patch_head = nn.Linear(width, sum(FIELDS.values()))
+        self.summary_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.summary_heads = nn.ModuleList(nn.Linear(width, sum(SUMMARY_FIELDS.values()) + PAIRS) for _ in range(2))
+        for head in self.summary_heads:
+            nn.init.constant_(head.bias[-PAIRS:], -3.5)  # a picture shows about 3 of 120 pairs
+
+    def forward(
+        self,
+        features: Float[Tensor, "B M D"],
+        last: Float[Tensor, "B M D"],
+        targets: Int[Tensor, "B N F"],
+        summary: Int[Tensor, "B S"],
+        pairs: Float[Tensor, "B C"],
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, " A"]]:
+        """(loss, accuracies): the accuracies in the order of FIELDS, then the summary's fields and pairs, at the end.
+
+        Args:
+            features: Hidden states of the feature layer, [CLS] first.
+            last: Hidden states of the last block.
+        """
+        loss, accuracies = _classify(self.patch_head(self.patch_norm(features[:, 1:])), targets, FIELDS)
+        for norm, head, states in zip(self.summary_norms, self.summary_heads, (features, last), strict=True):
+            logits = head(norm(states[:, 0])).float()
+            one, summary_accuracies = _classify(logits[:, :-PAIRS], summary, SUMMARY_FIELDS)
+            known = (pairs >= 0).float()
+            missed = functional.binary_cross_entropy_with_logits(
+                logits[:, -PAIRS:], pairs.clamp(min=0), reduction="none"
+            )
+            loss = loss + SUMMARY_WEIGHT * one + PAIR_WEIGHT * (missed * known).sum() / known[:, 0].sum().clamp(min=1)
+        hits = ((logits[:, -PAIRS:] > 0) == (pairs > 0)) | (pairs < 0)
+        exact = (hits.all(-1) & (known[:, 0] > 0)).sum() / known[:, 0].sum().clamp(min=1)
+        return loss, torch.cat((accuracies, summary_accuracies, exact[None]))
+
+    @staticmethod
+    def accuracy_names() -> list[str]:
+        """The names of what `forward` gives as accuracies."""
+        return [*FIELDS, *(f"cls_{name}" for name in SUMMARY_FIELDS), "cls_pairs"]
+
+
+def _classify(
+    logits: Float[Tensor, "... V"], targets: Int[Tensor, "... F"], fields: dict[str, int]
+) -> tuple[Float[Tensor, ""], Float[Tensor, " F"]]:
+    """(loss, accuracies): the sum of the fields' cross-entropies and the accuracy of each, where it has a target."""
+    losses, accuracies = [], []
+    parts = logits.split(list(fields.values()), dim=-1)
+    for field, part, target in zip(fields, parts, targets.unbind(-1), strict=True):
+        known = target != IGNORE
+        count = known.sum().clamp(min=1)
+        part = part.float()
+        loss = functional.cross_entropy(part.flatten(0, -2), target.flatten(), ignore_index=IGNORE, reduction="sum")
+        losses.append(WEIGHTS.get(field, 1.0) * loss / count)
+        accuracies.append(((part.argmax(-1) == target) & known).sum() / count)
+    return torch.stack(losses).sum(), torch.stack(accuracies).detach()

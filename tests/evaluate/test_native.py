@@ -1,0 +1,146 @@
+"""Native evaluation: what is measured is what `generate` would say, scored and summed up."""
+
+import json
+import math
+
+import pytest
+import torch
+from tests import tiny_scenes
+
+from diffprune.evaluate import native
+from diffprune.evaluate.native import Run, answer, encode_scenes, evaluate, open_gallery, quality_rows, scenes_tasks
+from diffprune.methods.base import build_method
+from diffprune.model import PrunedVLM
+from diffprune.results import check_rows
+from diffprune.scenes import make_scene, pack, render
+from diffprune.scenes.tasks import TASKS
+
+SOME = ("gqa", "mmbench", "mme", "textvqa")
+
+
+@pytest.fixture(scope="module")
+def gallery() -> native.Gallery:
+    return open_gallery(tiny_scenes.pruned(), SOME, count=2, needs=frozenset({"cls_attention", "text"}), batch_size=3)
+
+
+def pictures_of(gallery: native.Gallery) -> list:
+    images = native.to_images(render(pack(gallery.scenes)))
+    return [images[row] for row in gallery.picture]
+
+
+def test_a_picture_is_encoded_as_its_processor_would_have_it() -> None:
+    vlm = tiny_scenes.pruned("cls_attention")
+    scenes = [make_scene("test", index) for index in range(3)]
+    images = native.to_images(render(pack(scenes)))
+    ours = encode_scenes(vlm, scenes, frozenset({"cls_attention"}))
+    theirs = vlm.encode(vlm.prepare(images, ["what?"] * 3))
+    assert theirs is not None and theirs.cls_attention is not None and ours.cls_attention is not None
+    assert ours.seeds == theirs.seeds and ours.grid == theirs.grid
+    torch.testing.assert_close(ours.x, theirs.x)
+    torch.testing.assert_close(ours.cls_attention, theirs.cls_attention)
+    torch.testing.assert_close(ours.boxes, theirs.boxes)
+
+
+def test_a_gallery_holds_each_picture_once_and_every_question(gallery: native.Gallery) -> None:
+    assert len(set(gallery.scenes)) == len(gallery.scenes) == len(gallery.tokens)
+    questions = [question for task in gallery.tasks for question in task.questions]
+    assert [gallery.scenes[row] for row in gallery.picture] == [question.scene for question in questions]
+    assert len(gallery.prompts) == 2 + 4 * 2 + 2 * 2 + 2  # rotations of MMBench, pairs of MME
+    assert len(gallery.scenes) < len(gallery.prompts)
+
+
+@pytest.mark.parametrize(
+    ("method", "keep"),
+    [("full", 1.0), ("random", 9), ("cls_attention", 0.1111), ("uniform_grid", 1), ("diffprune", 5), ("oracle", 6)],
+)
+def test_answers_are_those_of_generate(gallery: native.Gallery, method: str, keep: int | float) -> None:
+    """Encoding, choosing and padding once for many prompts changes no answer."""
+    torch.manual_seed(0)
+    vlm = tiny_scenes.pruned(gallery.oracle() if method == "oracle" else method, keep)
+    if method == "diffprune":
+        torch.nn.init.normal_(vlm.method.scorer.head.weight)  # it starts with all logits equal
+    ours = answer(vlm, gallery, keep=keep, batch_size=5, max_new_tokens=4)
+    theirs = [
+        vlm.generate([image], prompt, keep=keep, max_new_tokens=4, do_sample=False)
+        for image, prompt in zip(pictures_of(gallery), gallery.prompts, strict=True)
+    ]
+    assert ours == theirs
+    assert len(set(ours)) > 1  # the tiny model does look
+
+
+def test_blind_answers_are_those_of_generate_without_a_picture(gallery: native.Gallery) -> None:
+    vlm = tiny_scenes.pruned()
+    ours = answer(vlm, gallery, keep=1.0, blind=True, batch_size=5, max_new_tokens=4)
+    assert ours == [vlm.generate(None, prompt, max_new_tokens=4, do_sample=False) for prompt in gallery.prompts]
+
+
+def test_a_method_that_reads_the_prompt_chooses_for_each_prompt(gallery: native.Gallery) -> None:
+    class FirstWord(type(build_method("random"))):
+        """Keeps tokens in an order drawn from the prompt's embeddings."""
+
+        needs = frozenset({"text"})
+
+        def score(self, tokens):
+            assert tokens.text is not None
+            return tokens.text.sum((1, 2))[:, None] * torch.arange(tokens.x.shape[1]).cos()
+
+    vlm = tiny_scenes.pruned(FirstWord(), keep=4)
+    assert native.choose(vlm, gallery.tokens, keep=4) is None
+    assert len(answer(vlm, gallery, keep=4, max_new_tokens=2)) == len(gallery.prompts)
+
+
+def test_each_budget_is_spent_exactly(gallery: native.Gallery) -> None:
+    for keep, wanted in ((7, 7), (0.25, 9), (100, 36)):
+        chosen = native.choose(tiny_scenes.pruned("random"), gallery.tokens, keep=keep, batch_size=2)
+        assert chosen is not None and chosen.shape == (len(gallery.tokens), wanted)
+        assert (chosen.diff(dim=1) > 0).all() and (chosen >= 0).all()
+
+
+def test_rows_of_a_run_carry_the_contract_s_keys(gallery: native.Gallery) -> None:
+    model, processor = tiny_scenes.always_says("yes")
+    vlm = PrunedVLM(model, processor)
+    yes = open_gallery(vlm, ("pope", "mme", "textvqa"), count=6)
+    told: list[tuple[str, int, int]] = []
+    runs = [Run("random", 4, seed, build_method("random", seed=seed)) for seed in (0, 1)]
+    answers = evaluate(vlm, yes, runs, progress=lambda *state: told.append(state))
+    assert {said for one in answers for said in one.said} == {"yes"}
+    rows = quality_rows(answers, answers[0])
+    check_rows(rows)
+    by_task = {(row["method"], row["seed"], row["task"]): row for row in rows if "task" in row}
+    assert len(by_task) == 3 * 3
+    assert by_task["full", 0, "pope"]["score"] == pytest.approx(200 / 3)  # F1 of always yes
+    assert by_task["full", 0, "mme"]["score"] == pytest.approx(25.0)  # half of the questions, no pair
+    assert by_task["full", 0, "mme"]["score_raw"] == pytest.approx(0.25 * 200 * 6)
+    summaries = [row for row in rows if "retention" in row]
+    assert [(row["method"], row["n_seeds"]) for row in summaries] == [("full", 1), ("random", 2)]
+    for row in summaries:  # TextVQA, where nothing is right, is left out
+        assert row["retention"] == pytest.approx(100.0) and row["unchanged"] == 1.0
+        assert row["ci95"] == pytest.approx([100.0, 100.0])
+    assert told[-1] == ("answer", 3 * len(yes.prompts), 3 * len(yes.prompts))
+    assert all(math.isfinite(one.seconds) and one.seconds > 0 for one in answers)
+
+
+def test_a_model_that_has_nothing_right_gets_no_summary() -> None:
+    model, processor = tiny_scenes.always_says("green")
+    vlm = PrunedVLM(model, processor)
+    answers = evaluate(vlm, open_gallery(vlm, ("textvqa",), count=2), [])
+    assert not [row for row in quality_rows(answers, answers[0]) if "retention" in row]
+
+
+def test_answers_are_kept_beside_their_questions(gallery: native.Gallery, tmp_path) -> None:
+    vlm = tiny_scenes.pruned()
+    said = answer(vlm, gallery, keep=1.0, max_new_tokens=2)
+    scored = native.score_run(gallery, Run("full", 1.0, 0, vlm.method), said)
+    native.save_answers(tmp_path / "answers.json", gallery, [scored])
+    kept = json.loads((tmp_path / "answers.json").read_text())
+    assert [question["prompt"] for question in kept["questions"]] == list(gallery.prompts)
+    assert kept["runs"][0]["said"] == said
+
+
+def test_task_names_are_checked() -> None:
+    assert scenes_tasks("scenes") == TASKS
+    assert scenes_tasks("pope,gqa,pope") == ("pope", "gqa")
+    with pytest.raises(ValueError, match="there is no task 'popp'"):
+        scenes_tasks("gqa,popp")
+    with pytest.raises(ValueError, match="no task was named"):
+        scenes_tasks("")

@@ -1,0 +1,76 @@
+"""The docs say what the code does: generated pages are up to date, names, commands and links exist, code compiles."""
+
+import importlib.util
+import re
+
+import pytest
+
+from diffprune.cli.main import subcommands
+from diffprune.measure.report import read_folder, refresh_tables, render_page
+
+
+def load_tool(root, name):
+    spec = importlib.util.spec_from_file_location(name, root / f"tools/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def check_docs(root):
+    return load_tool(root, "check_docs")
+
+
+def test_the_results_page_is_what_report_makes(root):
+    assert (root / "docs/results.md").read_text() == render_page(read_folder(root / "results")), "run make docs"
+
+
+def test_the_readme_tables_are_what_report_makes(root):
+    text = (root / "README.md").read_text()
+    assert text == refresh_tables(text, read_folder(root / "results")), "run make docs"
+
+
+def test_the_catalogue_is_what_the_code_says(root):
+    for path, text in load_tool(root, "make_catalogue").pages().items():
+        assert path.read_text() == text, "run make docs"
+
+
+def test_every_public_name_is_in_the_docs(check_docs):
+    pages = [path.read_text() for path in check_docs.documents() if path.parent != check_docs.ROOT]
+    assert check_docs.find_unnamed(check_docs.code_in(pages)) == []
+
+
+def test_every_command_and_link_of_a_page_is_there(check_docs):
+    for page in check_docs.documents():
+        assert check_docs.find_unknown_commands(page, subcommands()) == []
+        assert check_docs.find_dead_links(page) == []
+
+
+def test_no_file_holds_a_path_of_one_machine(check_docs):
+    assert list(check_docs.find_machine_paths(check_docs.ROOT)) == []
+
+
+def test_the_python_of_every_page_compiles(check_docs):
+    blocks = [
+        (page.name, block)
+        for page in check_docs.documents()
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    assert len(blocks) >= 3
+    for name, block in blocks:
+        compile(block, name, "exec")
+
+
+def test_a_name_counts_only_where_it_stands_alone_in_code(check_docs):
+    code = check_docs.code_in(["keep `hard_topk` and `diffprune-scale`", "```\nvlm.select(x)\n```", "soft_topk"])
+    assert check_docs.is_named("hard_topk", code) and check_docs.is_named("select", code)
+    assert not check_docs.is_named("soft_topk", code) and not check_docs.is_named("diffprune", code)
+
+
+def test_a_bad_page_is_found(check_docs, tmp_path, monkeypatch):
+    monkeypatch.setattr(check_docs, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("Run `diffprune fly`, see [this](gone.md), and look into " + "/" + "home/somebody/x.\n")
+    assert "diffprune fly" in check_docs.find_unknown_commands(page, ["doctor"])[0]
+    assert "gone.md" in check_docs.find_dead_links(page)[0]
+    assert "page.md:1" in next(check_docs.find_machine_paths(tmp_path))

@@ -1,0 +1,94 @@
+"""What is shipped fits what is written about it."""
+
+import importlib.metadata
+import importlib.util
+import re
+import tomllib
+
+import pytest
+
+import diffprune
+from diffprune.cli.doctor import _NEEDED
+from diffprune.extras import EXTRAS
+
+
+@pytest.fixture(scope="module")
+def project(root):
+    return tomllib.loads((root / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def check_imports(root):
+    spec = importlib.util.spec_from_file_location("check_imports", root / "tools/check_imports.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[<>=\[ ]", requirement)[0]
+
+
+def test_the_version_is_the_same_everywhere(project, root):
+    assert diffprune.__version__ == project["project"]["version"] == importlib.metadata.version("diffprune")
+    assert f"## {diffprune.__version__}" in (root / "CHANGELOG.md").read_text()
+
+
+def test_the_core_needs_only_what_the_import_check_allows(project, check_imports):
+    modules = {"pillow": "PIL", "pyyaml": "yaml"}
+    needed = {name_of(requirement) for requirement in project["project"]["dependencies"]}
+    assert {modules.get(name, name) for name in needed} == check_imports.CORE
+
+
+def test_doctor_asks_for_the_versions_the_package_asks_for(project):
+    wanted = {f"{name}>={'.'.join(map(str, version))}" for name, version in _NEEDED.items()}
+    assert wanted <= set(project["project"]["dependencies"])
+
+
+def test_the_extras_are_those_of_the_package(project):
+    optional = project["project"]["optional-dependencies"]
+    assert set(optional) - {"dev"} == set(EXTRAS)
+    for name, extra in EXTRAS.items():
+        assert {name_of(requirement).replace("-", "_") for requirement in optional[name]} == set(extra.modules)
+
+
+def test_every_public_name_can_be_had():
+    for name in diffprune.__all__:
+        assert getattr(diffprune, name) is not None
+    assert "full" in diffprune.methods() and "llava" in diffprune.backbones()
+
+
+def test_imports_point_one_way(check_imports, root):
+    assert check_imports.check(root / "src/diffprune") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("ops/a.py", "import numpy", "ops imports only jaxtyping, torch, not numpy"),
+        ("ops/a.py", "def f():\n    from diffprune import nn", "ops may not import nn"),
+        ("nn/a.py", "from diffprune.methods.base import Pruner", "nn may not import methods"),
+        ("methods/a.py", "import diffprune.model", "methods may not import model"),
+        ("scenes/world.py", "from diffprune.evaluate import metrics", "scenes may not import evaluate"),
+        ("model.py", "from diffprune.cli import print_json", "model imports the command line"),
+        ("train/a.py", "import datasets", "datasets is not in the core"),
+        ("nn/a.py", "from . import blocks", "relative import"),
+    ],
+)
+def test_an_import_that_points_the_wrong_way_is_found(check_imports, tmp_path, file, text, message):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    (found,) = check_imports.check(tmp_path)
+    assert message in found
+
+
+def test_an_extra_imported_where_it_is_used_is_fine(check_imports, tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "data.py").write_text("def load():\n    import datasets\n    return datasets\n")
+    assert check_imports.check(tmp_path) == []
+
+
+def test_committed_weights_stay_small(root):
+    sizes = [path.stat().st_size for path in (root / "src").rglob("*.safetensors")]
+    assert sum(sizes) <= 22e6 and all(size < 16 * 2**20 for size in sizes)

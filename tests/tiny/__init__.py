@@ -1,0 +1,97 @@
+"""Tiny random models of the real Hugging Face classes with their real processors, one file per family.
+
+Each file has `build() -> (model, processor)`; the seed is fixed, weights are widened so that differences show.
+"""
+
+import importlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as tokenizer_models
+from transformers import PreTrainedTokenizerFast
+
+WIDTH, LAYERS, HEADS, MLP = 64, 3, 4, 128
+
+
+@cache
+def build(family: str) -> tuple[Any, Any]:
+    """(model, processor) of a family, built once per test process."""
+    torch.manual_seed(0)
+    model, processor = importlib.import_module(f"tests.tiny.{family}").build()
+    return finish(model, processor), processor
+
+
+def byte_tokenizer(image_token: str, *extra: str) -> PreTrainedTokenizerFast:
+    """Byte-level BPE without merges: every byte is one token, nothing is unknown."""
+    specials = ["<pad>", "<s>", "</s>", image_token, *extra]
+    vocabulary = {token: index for index, token in enumerate(specials)}
+    for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[character] = len(vocabulary)
+    tokenizer = Tokenizer(tokenizer_models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=[image_token, *extra],
+        padding_side="left",
+        model_max_length=4096,
+        extra_special_tokens={"image_token": image_token},
+    )
+
+
+def text_config(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """A LLaMA-like decoder of three layers."""
+    return dict(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=MLP,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+def chat_template(image: str) -> str:
+    """role: content, with the family's placeholder for an image."""
+    return (
+        "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}{% else %}"
+        "{% for c in m['content'] %}{% if c['type'] == 'image' %}" + image + "{% elif c['type'] == 'text' %}"
+        "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+
+
+def quiet_tower(model: Any) -> Any:
+    """SigLIP starts far wider than CLIP; at its own start every patch would hear every other above itself."""
+    with torch.no_grad():
+        for parameter in model.model.vision_tower.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(std=0.02)
+    return model
+
+
+def finish(model: Any, processor: Any) -> Any:
+    """Weights widened (at the usual 0.02 all logits are near equal) and no early end of generation."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 and "embed" not in name:
+                parameter.mul_(4.0)
+    if hasattr(model, "generation_config"):
+        model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
+        model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (100, 70)) -> Image.Image:
+    """A picture of random pixels."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8))

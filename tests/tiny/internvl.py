@@ -1,0 +1,80 @@
+"""InternVL in miniature: tiles of 4 x 4 tokens, each of 2 x 2 patches."""
+
+import re
+import warnings
+from typing import Any
+
+import torch
+from transformers import (
+    GotOcr2ImageProcessorPil,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    InternVLProcessor,
+    InternVLVisionConfig,
+    Qwen2Config,
+)
+from transformers.processing_utils import ProcessorMixin
+
+from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, text_config
+
+SIDE, PATCH = 56, 7
+NAMED = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+
+
+class InternVLImageOnlyProcessor(InternVLProcessor):
+    """The stock processor without its video half, which cannot be built without torchvision."""
+
+    def __init__(self, image_processor=None, tokenizer=None, image_seq_length=256, chat_template=None, **kwargs):
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template, **kwargs)
+        self.image_seq_length = image_seq_length
+        self.start_image_token, self.end_image_token = NAMED["start_image_token"], NAMED["end_image_token"]
+        self.image_token, self.video_token = NAMED["context_image_token"], NAMED["video_token"]
+        identify = tokenizer.convert_tokens_to_ids
+        self.start_image_token_id, self.end_image_token_id = (
+            identify(self.start_image_token),
+            identify(self.end_image_token),
+        )
+        self.image_token_id = identify(self.image_token)
+        self.multimodal_pattern = re.compile(
+            f"(?P<image>{re.escape(self.image_token)})|(?P<video>{re.escape(self.video_token)})"
+        )
+
+    def __call__(self, *args, **kwargs):
+        with warnings.catch_warnings():  # the oldest supported release hands NumPy a tensor
+            warnings.filterwarnings("ignore", message="__array_wrap__ must accept", category=DeprecationWarning)
+            return super().__call__(*args, **kwargs)
+
+
+def build() -> tuple[Any, Any]:
+    tokenizer = byte_tokenizer("<IMG_CONTEXT>", "<img>", "</img>", "<video>")
+    vision = InternVLVisionConfig(
+        hidden_size=WIDTH,
+        intermediate_size=MLP,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        image_size=[SIDE, SIDE],
+        patch_size=[PATCH, PATCH],
+        layer_scale_init_value=1.0,
+    )
+    config = InternVLConfig(
+        vision_config=vision,
+        text_config=Qwen2Config(**text_config(tokenizer)),
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=16,
+    )
+    processor = InternVLImageOnlyProcessor(
+        image_processor=GotOcr2ImageProcessorPil(size={"height": SIDE, "width": SIDE}, max_patches=4),
+        tokenizer=tokenizer,
+        image_seq_length=16,
+        chat_template=chat_template("<IMG_CONTEXT>"),
+    )
+    model = InternVLForConditionalGeneration(config)
+    with torch.no_grad():  # starts at zero, so no place could be told from another
+        model.model.vision_tower.embeddings.position_embeddings.normal_(std=0.1)
+        model.model.vision_tower.embeddings.cls_token.normal_(std=0.1)
+    return model, processor

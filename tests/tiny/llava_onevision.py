@@ -1,0 +1,64 @@
+"""LLaVA-OneVision in miniature: an overview and tiles of 4 x 4 tokens, scaled down to at most two tiles' worth."""
+
+from typing import Any
+
+from transformers import (
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionImageProcessorPil,
+    LlavaOnevisionProcessor,
+    Qwen2Config,
+    SiglipVisionConfig,
+)
+from transformers.processing_utils import ProcessorMixin
+
+from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, quiet_tower, text_config
+
+SIDE, PATCH, RATIO = 56, 14, "anyres_max_2"
+PINPOINTS = [[rows * SIDE, columns * SIDE] for rows in (1, 2, 3) for columns in (1, 2, 3)]
+
+
+class LlavaOnevisionImageOnlyProcessor(LlavaOnevisionProcessor):
+    """The stock processor without its video half, which cannot be built without torchvision."""
+
+    def __init__(self, image_processor=None, tokenizer=None, num_image_tokens=None, chat_template=None, **kwargs):
+        self.num_image_tokens, self.vision_aspect_ratio = num_image_tokens, RATIO
+        self.vision_feature_select_strategy = "full"
+        self.image_token, self.video_token = "<image>", "<video>"
+        self.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+        self.video_token_id = tokenizer.convert_tokens_to_ids("<video>")
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def build() -> tuple[Any, Any]:
+    tokenizer = byte_tokenizer("<image>", "<video>")
+    vision = SiglipVisionConfig(
+        hidden_size=WIDTH,
+        intermediate_size=MLP,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        image_size=SIDE,
+        patch_size=PATCH,
+        vision_use_head=False,
+    )
+    config = LlavaOnevisionConfig(
+        vision_config=vision,
+        text_config=Qwen2Config(**text_config(tokenizer)),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=PINPOINTS,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio=RATIO,
+    )
+    processor = LlavaOnevisionImageOnlyProcessor(
+        image_processor=LlavaOnevisionImageProcessorPil(
+            size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=PINPOINTS
+        ),
+        tokenizer=tokenizer,
+        num_image_tokens=(SIDE // PATCH) ** 2,
+        chat_template=chat_template("<image>"),
+    )
+    return quiet_tower(LlavaOnevisionForConditionalGeneration(config)), processor
