@@ -217,13 +217,13 @@ def test_another_base_is_refused_by_name_unless_asked_for(tmp_path: Path) -> Non
     _, folder = saved(tmp_path)
     torch.manual_seed(7)
     other, processor = llava.build()
-    with pytest.raises(ValueError, match="trained on .*base.* not on .*vision weights differ"):
+    with pytest.raises(ValueError, match=r"trained on .*base.* not on .*vision weights differ"):
         dp.PrunedVLM.from_pretrained(folder, base=other, processor=processor)
     dp.PrunedVLM.from_pretrained(folder, base=other, processor=processor, allow_other_base=True)
 
 
 def test_a_checkpoint_with_a_weight_left_out_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 weights are missing, so random, the first is lm_head.weight"):
+    with pytest.raises(ValueError, match=r"1 weights are missing, so random, the first is lm_head\.weight"):
         refuse_gaps("somewhere", {"missing_keys": ["lm_head.weight"], "unexpected_keys": []})
     refuse_gaps("somewhere", {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []})
 
@@ -270,7 +270,7 @@ def test_what_would_silently_change_answers_is_refused() -> None:
     old = model.config._attn_implementation
     model.config._attn_implementation_internal = "flash_attention_2"
     try:
-        with pytest.raises(ValueError, match='flash_attention_2.*attn_implementation="sdpa"'):
+        with pytest.raises(ValueError, match=r'flash_attention_2.*attn_implementation="sdpa"'):
             PrunedVLM(model, processor)
     finally:
         model.config._attn_implementation_internal = old
@@ -279,7 +279,7 @@ def test_what_would_silently_change_answers_is_refused() -> None:
 def test_wrong_models_methods_and_options_are_answered_with_what_there_is() -> None:
     model, processor = tiny.build("llava")
     with pytest.raises(
-        ValueError, match="model type 'clip_vision_model' is not supported; there are .*llava.*add_a_backbone"
+        ValueError, match=r"model type 'clip_vision_model' is not supported; there are .*llava.*add_a_backbone"
     ):
         PrunedVLM(model.model.vision_tower, processor)
     with pytest.raises(ValueError, match="unknown method 'featurenorm'; did you mean feature_norm"):

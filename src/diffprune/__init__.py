@@ -1,18 +1,20 @@
 """diffprune: keep the visual tokens that matter, drop the rest, and get the first token sooner."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from diffprune import ops
-from diffprune.types import Budget, ImageSelection, Selection, VisualTokens
-
 if TYPE_CHECKING:
+    from diffprune import backbones, methods, ops
+    from diffprune.classifier import PrunedClassifier
     from diffprune.model import PrunedVLM
+    from diffprune.types import Budget, ImageSelection, Selection, VisualTokens
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Budget",
     "ImageSelection",
+    "PrunedClassifier",
     "PrunedVLM",
     "Selection",
     "VisualTokens",
@@ -21,25 +23,21 @@ __all__ = [
     "ops",
 ]
 
-
-def methods() -> list[str]:
-    """Names of every pruning method."""
-    from diffprune.registry import METHODS
-
-    return METHODS.names()
-
-
-def backbones() -> list[str]:
-    """Names of every model family that can be wrapped."""
-    from diffprune.registry import BACKBONES
-
-    return BACKBONES.names()
+# torch and transformers take seconds to import; a name brings in what it needs when it is first asked for.
+_HOME = {
+    "Budget": "diffprune.types",
+    "ImageSelection": "diffprune.types",
+    "PrunedClassifier": "diffprune.classifier",
+    "PrunedVLM": "diffprune.model",
+    "Selection": "diffprune.types",
+    "VisualTokens": "diffprune.types",
+}
+_PACKAGES = ("backbones", "methods", "ops")
 
 
 def __getattr__(name: str) -> Any:
-    # PrunedVLM brings transformers along, which takes seconds to import; the operators do without.
-    if name == "PrunedVLM":
-        from diffprune.model import PrunedVLM
-
-        return PrunedVLM
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"diffprune.{name}")
     raise AttributeError(f"module 'diffprune' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Load models the safe way: the stock class, nothing missing, nothing random, and the pruner on the base it was made for."""
+"""Load models the safe way: the stock class, nothing missing or random, and the pruner on the base it was made for."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from diffprune.checkpoint import fingerprint, load_pruner
+from diffprune.checkpoint import exported_state, fingerprint, load_pruner
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM, vision_state, wrap_backbone
 
@@ -23,7 +23,8 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     if str(name) in SPECS:
         return load_reference(str(name))
     kwargs.setdefault("attn_implementation", "sdpa")
-    model, info = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
+    model, info = loaded
     refuse_gaps(str(name), info)
     return model, AutoProcessor.from_pretrained(str(name))
 
@@ -38,7 +39,8 @@ def refuse_gaps(name: str, info: dict[str, Any]) -> None:
         keys = sorted(str(key) for key in info.get(key) or ())
         if keys:
             raise ValueError(
-                f"{name}: {len(keys)} weights are {meaning}, the first is {keys[0]}; the checkpoint does not fit its class"
+                f"{name}: {len(keys)} weights are {meaning}, the first is {keys[0]}; "
+                "the checkpoint does not fit its class"
             )
 
 
@@ -58,7 +60,8 @@ def load_pruned_vlm(
     if base is None:
         if not wanted["id"]:
             raise ValueError(
-                f"{directory} does not name its base model; give it: from_pretrained(..., base=model, processor=processor)"
+                f"{directory} does not name its base model; "
+                "give it: from_pretrained(..., base=model, processor=processor)"
             )
         base, processor = load_base(wanted["id"], **model_kwargs)
     elif processor is None:
@@ -68,15 +71,16 @@ def load_pruned_vlm(
     if found != wanted["fingerprint"] and not allow_other_base:
         name = getattr(base.config, "_name_or_path", "") or type(base).__name__
         raise ValueError(
-            f"this pruner was trained on {wanted['id'] or wanted['model_type']!r}, not on {name!r}: their vision weights differ; "
-            "load its own base, or say allow_other_base=True"
+            f"this pruner was trained on {wanted['id'] or wanted['model_type']!r}, not on {name!r}: "
+            "their vision weights differ; load its own base, or say allow_other_base=True"
         )
     method = build_method(config["method"]["name"], block=backbone.block, **config["method"]["options"])
-    own = {key for key in method.state_dict() if not key.startswith("throttle_")}
+    own = set(exported_state(method.state_dict()))
     if own != set(state):
         odd = sorted(own ^ set(state))[0]
         raise ValueError(
-            f"{directory}: the weights do not fit method {config['method']['name']!r}, the first that differs is {odd!r}"
+            f"{directory}: the weights do not fit method {config['method']['name']!r}, "
+            f"the first that differs is {odd!r}"
         )
     method.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
     budget = keep if keep is not None else config["budgets"][0]

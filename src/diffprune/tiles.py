@@ -76,7 +76,8 @@ class PerTile:
         if isinstance(generator, Sequence):
             generator = [generator[image] for image in tiles.image.tolist()]
         out = self.method.restrict(tiles.tokens, spread_budget(tiles, k), tau=tau, generator=generator)
-        return Restricted(*(_spread(value, tiles, tokens) for value in (out.x, out.alpha, out.logits)))
+        x, alpha, logits = (_spread(value, tiles, tokens) for value in (out.x, out.alpha, out.logits))
+        return Restricted(x, alpha, logits, out.penalty)
 
 
 def split_tiles(tokens: VisualTokens) -> Tiles:

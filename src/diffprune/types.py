@@ -10,6 +10,7 @@ tokens are ascending and padded with -1 at the end of rows that keep fewer.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,12 +41,13 @@ class VisualTokens:
         cls_attention: Attention the encoder pays to each token: its [CLS] row, or the column mean where there is none.
         keys: Key vectors of the same encoder layer.
         projected: The tokens after the projector.
-        text: Embeddings of the prompt's text, one row per image; `text_mask` is True where a text token is real.
+        text: Embeddings of the prompt's text, one row per image, L wide as backbones give them; `text_mask` is True
+            where a text token is real.
     """
 
     x: Float[Tensor, "B N D"]
     mask: Bool[Tensor, "B N"] = None  # type: ignore[assignment]  # filled in __post_init__
-    grid: tuple[Grid, ...] = ()
+    grid: tuple[Any, ...] = ()  # Grid for each row, once made
     group: int = 1
     coords: Int[Tensor, "B N G 2"] | None = None
     segment: Int[Tensor, "B N"] | None = None
@@ -56,16 +58,14 @@ class VisualTokens:
     cls_attention: Float[Tensor, "B N"] | None = None
     keys: Float[Tensor, "B N E"] | None = None
     projected: Float[Tensor, "B N L"] | None = None
-    text: Float[Tensor, "B M L"] | None = None
+    text: Float[Tensor, "B M W"] | None = None
     text_mask: Bool[Tensor, "B M"] | None = None
 
     def __post_init__(self) -> None:
         if self.mask is None:  # pyright: ignore[reportUnnecessaryComparison]
             object.__setattr__(self, "mask", torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device))
-        grid = self.grid
-        if len(grid) == 2 and isinstance(grid[0], int):  # one pair for all rows
-            grid = ((int(grid[0]), int(grid[1])),) * len(self)  # type: ignore[arg-type]
-        object.__setattr__(self, "grid", tuple((int(rows), int(columns)) for rows, columns in grid))
+        if len(self.grid) == 2 and isinstance(self.grid[0], int):  # one pair for all rows
+            object.__setattr__(self, "grid", (self.grid,) * len(self))
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -92,7 +92,8 @@ class VisualTokens:
     @property
     def patches(self) -> Float[Tensor, "B P W"]:
         """The same features with one row per patch, P = N * G."""
-        return self.x.unflatten(-1, (self.group, -1)).flatten(1, 2)
+        num_images, num_tokens, width = self.x.shape
+        return self.x.reshape(num_images, num_tokens * self.group, width // self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Budget:
 
     def counts(self, mask: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
         """Tokens to keep in each row of a padded batch."""
-        return torch.tensor([self.count(n) for n in mask.sum(-1).tolist()], dtype=torch.int64, device=mask.device)
+        return torch.tensor([self.count(int(n)) for n in mask.sum(-1)], dtype=torch.int64, device=mask.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,4 +208,4 @@ class LMInputs:
     visual: Bool[Tensor, "B T"]
     source: Int[Tensor, "B T"]
     labels: Int[Tensor, "B T"] | None = None
-    extra: dict[str, object] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict[str, object])

@@ -56,7 +56,7 @@ def test_a_picture_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_a_wrong_type_and_a_wrong_array_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no image file .*nothing.png"):
+    with pytest.raises(ValueError, match=r"no image file .*nothing\.png"):
         open_image(tmp_path / "nothing.png")
     with pytest.raises(ValueError, match="int is no image"):
         open_image(7)

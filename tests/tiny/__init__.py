@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
+from diffprune.measure.real_size import byte_tokenizer
+
 WIDTH, LAYERS, HEADS, MLP = 64, 3, 4, 128
+__all__ = ["byte_tokenizer"]
 
 
 @cache
@@ -23,27 +24,6 @@ def build(family: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model, processor = importlib.import_module(f"tests.tiny.{family}").build()
     return finish(model, processor), processor
-
-
-def byte_tokenizer(image_token: str, *extra: str) -> PreTrainedTokenizerFast:
-    """Byte-level BPE without merges: every byte is one token, nothing is unknown."""
-    specials = ["<pad>", "<s>", "</s>", image_token, *extra]
-    vocabulary = {token: index for index, token in enumerate(specials)}
-    for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocabulary[character] = len(vocabulary)
-    tokenizer = Tokenizer(tokenizer_models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        additional_special_tokens=[image_token, *extra],
-        padding_side="left",
-        model_max_length=4096,
-        extra_special_tokens={"image_token": image_token},
-    )
 
 
 def text_config(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
@@ -67,7 +47,8 @@ def chat_template(image: str) -> str:
     return (
         "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}{% else %}"
         "{% for c in m['content'] %}{% if c['type'] == 'image' %}" + image + "{% elif c['type'] == 'text' %}"
-        "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+        "{{ c['text'] }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, text_config
 from transformers import (
     CLIPImageProcessorPil,
     CLIPVisionConfig,
@@ -11,6 +10,8 @@ from transformers import (
     LlavaForConditionalGeneration,
     LlavaProcessor,
 )
+
+from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, text_config
 
 SIDE, PATCH = 56, 14
 

@@ -231,7 +231,8 @@ class Backbone(ABC):
                 return self.placeholder_prompt(num_images)
         if found == 0 and num_images > 0:
             raise ValueError(
-                f"the prompt holds no image placeholder for {num_images} image(s); put {self.image_token} where each belongs"
+                f"the prompt holds no image placeholder for {num_images} image(s); "
+                f"put {self.image_token} where each belongs"
             )
         if found != num_images:
             raise ValueError(

@@ -47,7 +47,7 @@ class Llava(Backbone):
         hidden = tower(batch.features["pixel_values"], output_hidden_states=True).hidden_states
         skip = 1 if self.config.vision_feature_select_strategy == "default" else 0  # [CLS]
         side = vision.image_size // vision.patch_size
-        extra: dict[str, Tensor] = {}
+        extra: dict[str, Any] = {}
         if needs & {"cls_attention", "keys"}:
             attention, keys = layer_attention(tower, hidden, layer)
             extra = {

@@ -1,9 +1,10 @@
 """Models of the real size with random weights, written as the hub's files are, loaded, pruned and checked.
 
-`python -m diffprune.measure.real_size --out results/backbones_7b.json` builds LLaVA-1.5-7B and Qwen2.5-VL-7B on the GPU,
+`python -m diffprune.measure.real_size --out results/backbones_7b.json` builds LLaVA-1.5-7B and Qwen2.5-VL-7B on a GPU,
 saves them in the hub's own layout, loads them through `PrunedVLM.from_pretrained`, answers with pruned pictures and
-compares every surviving position with the untouched model under a mask. There are no trained weights in this: it shows
-that the cut is right at full size and in 16 bits. `--size tiny` runs the same on a CPU.
+compares every surviving position with the untouched model under a mask: in bfloat16, beside what bfloat16's rounding
+costs by itself, and in float32, where nothing but the cut could differ. There are no trained weights in this.
+`--size tiny` runs the same on a CPU.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from diffprune.backbones.base import Batch
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results
 
@@ -38,14 +41,17 @@ def byte_tokenizer(image_token: str, *extra: str) -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
-        additional_special_tokens=[image_token, *extra],
+        padding_side="left",
+        model_max_length=4096,
         extra_special_tokens={"image_token": image_token},
     )
+    fast.add_tokens(list(extra), special_tokens=True)  # else they are split into bytes
+    return fast
 
 
 def chat(image: str) -> str:
@@ -62,22 +68,22 @@ def llava(tiny: bool) -> tuple[Any, Any]:
 
     tokenizer = byte_tokenizer("<image>")
     image_id = tokenizer.convert_tokens_to_ids("<image>")
-    ids = dict(
+    ids: dict[str, Any] = dict(
         pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id
     )
-    small_text = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, vocab_size=300)
-    small_vision = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4)
-    text = LlamaConfig(**(small_text if tiny else dict(vocab_size=32064)), max_position_embeddings=4096, **ids)
-    vision = CLIPVisionConfig(
-        **(
-            small_vision
-            if tiny
-            else dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
-        ),
-        image_size=336,
-        patch_size=14,
-        projection_dim=768,
+    small_text: dict[str, Any] = dict(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, vocab_size=300
     )
+    small_vision: dict[str, Any] = dict(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4
+    )
+    large_text: dict[str, Any] = dict(vocab_size=32064)
+    text = LlamaConfig(**(small_text if tiny else large_text), max_position_embeddings=4096, **ids)
+    large_vision: dict[str, Any] = dict(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16
+    )
+    sizes = small_vision if tiny else large_vision
+    vision = CLIPVisionConfig(**sizes, image_size=336, patch_size=14, projection_dim=768)
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=image_id, image_seq_length=576)
     processor = LlavaProcessor(
         image_processor=CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}),
@@ -143,7 +149,8 @@ def qwen(tiny: bool) -> tuple[Any, Any]:
         vision_start_token_id=ids("<|vision_start|>"),
         vision_end_token_id=ids("<|vision_end|>"),
     )
-    images = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2)
+    sizes = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16384 * 28 * 28}
+    images = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2, size=sizes)
     processor = Qwen2_5_VLProcessor(
         image_processor=images,
         tokenizer=tokenizer,
@@ -157,17 +164,12 @@ MODELS = {"llava-1.5-7b": (llava, 64), "qwen2.5-vl-7b": (qwen, 0.1111)}
 
 
 def build(config: Any, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    """A model of that configuration with random weights; queries and keys widened so that attention is not flat."""
+    """A model of that configuration with the random weights it starts with."""
     from transformers import AutoModelForImageTextToText
 
     torch.manual_seed(seed)
     with torch.device(device):
-        model = AutoModelForImageTextToText.from_config(config, dtype=dtype)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if any(part in name for part in ("q_proj.weight", "k_proj.weight", "qkv.weight")):
-                parameter.mul_(3.0)
-    return model
+        return AutoModelForImageTextToText.from_config(config, dtype=dtype)
 
 
 def hub_name(key: str, model_type: str) -> str:
@@ -229,17 +231,8 @@ def check(name: str, folder: Path, *, device: str, dtype: torch.dtype, tiny: boo
     generate_s = time.perf_counter() - start
 
     batch = vlm.prepare([image], ["What is in the picture?"])
-    ours, lm = vlm.logits(batch)
-    mask = torch.zeros_like(batch.features["attention_mask"]).scatter(1, lm.source, lm.attention_mask)
-    stock_inputs = {**batch.features, "attention_mask": mask, "position_ids": vlm.backbone.positions(batch)}
-    stock = vlm.base(**stock_inputs).logits[mask.bool()].float()
-    vlm.base.set_attn_implementation("eager")  # the same computation in another order: what 16 bits cost by themselves
-    other = vlm.base(**stock_inputs).logits[mask.bool()].float()
-    vlm.base.set_attn_implementation("sdpa")
-    vlm.positions = "packed"
-    packed = vlm.logits(batch)[0][0].float()
-    scale = stock.std()
-    return {
+    lm = vlm.lm_inputs(batch, vlm.encode(batch))
+    row: dict[str, Any] = {
         "backbone": name,
         "dtype": str(dtype).removeprefix("torch."),
         "keep": keep,
@@ -249,12 +242,47 @@ def check(name: str, folder: Path, *, device: str, dtype: torch.dtype, tiny: boo
         "new_tokens": ids.shape[1],
         "load_s": load_s,
         "generate_s": generate_s,
-        "masked_rms": float((ours[0].float() - stock).square().mean().sqrt() / scale),
-        "masked_max": float((ours[0].float() - stock).abs().max() / scale),
-        "rounding_rms": float((other - stock).square().mean().sqrt() / scale),
-        "rounding_max": float((other - stock).abs().max() / scale),
-        "packed_rms": float((packed - stock).square().mean().sqrt() / scale),
-        "same_next_token": float((ours[0].argmax(-1) == stock.argmax(-1)).float().mean()),
+    }
+    row |= differences(vlm, batch)
+    vlm.base.float()
+    batch = replace(
+        batch,
+        features={key: value.float() if value.is_floating_point() else value for key, value in batch.features.items()},
+    )
+    return row | {f"{key}_float32": value for key, value in differences(vlm, batch).items()}
+
+
+@torch.inference_mode()
+def differences(vlm: PrunedVLM, batch: Batch) -> dict[str, float]:
+    """How far our logits are from the untouched model's under a mask, relative to their deviation.
+
+    `rounding` is the untouched model against itself with another attention kernel: the same sums in another order.
+    `packed` is the control: kept tokens numbered without gaps, which must be far off.
+    """
+    ours, lm = vlm.logits(batch)
+    real = lm.attention_mask[0].bool()
+    mask = torch.zeros_like(batch.features["attention_mask"]).scatter(1, lm.source, lm.attention_mask)
+    inputs = {**batch.features, "attention_mask": mask, "position_ids": vlm.backbone.positions(batch)}
+
+    def stock() -> Tensor:
+        return vlm.base(**inputs).logits[mask.bool()].float()
+
+    reference = stock()
+    vlm.base.set_attn_implementation("eager")
+    eager = stock()
+    vlm.base.set_attn_implementation("sdpa")
+    positions, vlm.positions = vlm.positions, "packed"
+    packed = vlm.logits(batch)[0]
+    vlm.positions = positions
+
+    def rms(other: Tensor) -> float:
+        return float((other.float() - reference).square().mean().sqrt() / reference.std())
+
+    return {
+        "masked_rms": rms(ours[0, real]),
+        "rounding_rms": rms(eager),
+        "packed_rms": rms(packed[0, real]),
+        "same_next_token": float((ours[0, real].argmax(-1) == reference.argmax(-1)).float().mean()),
     }
 
 
@@ -301,7 +329,10 @@ def main() -> None:
         rows.append(row)
         if arguments.out:  # after each model, so that a run cut short keeps what it has
             device = "cpu" if arguments.device == "cpu" else torch.cuda.get_device_name()
-            notes = "random weights; differences are relative to the deviation of the stock logits; rounding is stock SDPA against stock eager"
+            notes = (
+                "random weights; differences relative to the deviation of the stock logits; "
+                "rounding is stock SDPA against stock eager"
+            )
             write_results(
                 arguments.out,
                 name=arguments.out.stem,

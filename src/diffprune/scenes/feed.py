@@ -112,16 +112,14 @@ class SceneStream(IterableDataset):
         """Every fourth scene is a diagram: their questions are the hardest and their natural share is the smallest."""
         return make_scene("train", index, kind="diagram" if index % 4 == 0 else None, seed=self.seed)
 
-
-def start_workers(stream: SceneStream, workers: int) -> Iterator[Batch]:
-    """The batches of the stream, made by this many processes (none: as they are asked for)."""
-    if not workers:
-        return iter(stream)
-    return iter(
-        DataLoader(
-            stream, batch_size=None, num_workers=workers, prefetch_factor=4, multiprocessing_context="fork"
-        )  # fork: the atlas and the vocabulary are there already
-    )
+    def start(self, workers: int) -> Iterator[Batch]:
+        """The batches, made by this many processes (none: as they are asked for)."""
+        if not workers:
+            return iter(self)
+        # Forked: the atlas and the vocabulary are there already.
+        return iter(
+            DataLoader(self, batch_size=None, num_workers=workers, prefetch_factor=4, multiprocessing_context="fork")
+        )
 
 
 def draw_batch(batch: Batch, device: torch.device) -> Batch:

@@ -47,16 +47,11 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
             for shape, parameters in by_shape.items():
-                gradients = [parameter.grad for parameter in parameters]
-                averages = [self._average(parameter) for parameter in parameters]
-                torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-                ahead = torch._foreach_lerp(gradients, averages, group["momentum"])  # Nesterov
-                updates = orthogonalise(torch.stack(ahead)) * (0.2 * max(shape) ** 0.5)
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, list(updates.unbind()), alpha=-group["lr"])
-
-    def _average(self, parameter: nn.Parameter) -> Tensor:
-        state = self.state[parameter]
-        if not state:
-            state["average"] = torch.zeros_like(parameter)
-        return state["average"]
+                gradients = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+                state = self.state[parameters[0]]  # matrices of one shape share an average
+                average = state.setdefault("average", torch.zeros_like(gradients))
+                average.lerp_(gradients, 1 - group["momentum"])
+                ahead = gradients.lerp_(average, group["momentum"])  # Nesterov
+                updates = orthogonalise(ahead) * (0.2 * max(shape) ** 0.5 * group["lr"])
+                for parameter, update in zip(parameters, updates.unbind(), strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)

@@ -99,7 +99,7 @@ Prompt: `USER: <image>\\n{{question}} ASSISTANT:`
 
 ## Training
 
-By `runs/train_scenes_llava.sh`, the last run first:
+By `python -m diffprune.scenes.pretrain`, the last run first:
 
 {_table(("stage", "round", "seed", "pictures", "steps"), stages)}
 ## Right answers in percent

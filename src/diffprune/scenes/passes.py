@@ -1,8 +1,10 @@
 """Forward passes of the reference models in training, over the stock modules: the tower's states, the answers' loss."""
 
+from typing import cast
+
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CLIPVisionModel, LlavaForConditionalGeneration
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
@@ -20,6 +22,11 @@ def normalise_pixels(pixels: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B 3 H W
     return (pixels / 255 - mean) / deviation
 
 
+def blocks_of(tower: CLIPVisionModel) -> list[CLIPEncoderLayer]:
+    """The blocks of the tower."""
+    return [cast(CLIPEncoderLayer, block) for block in tower.encoder.layers]
+
+
 def tower_block(block: CLIPEncoderLayer, states: Float[Tensor, "B M D"]) -> Float[Tensor, "B M D"]:
     """One stock CLIP block."""
     return block(states, None)
@@ -33,9 +40,10 @@ def tower_states(
     kind = states.device.type
     if torch.is_autocast_enabled(kind):
         states = states.to(torch.get_autocast_dtype(kind))  # half the traffic between the blocks
-    for block in tower.encoder.layers[:-1]:
+    *before, final = blocks_of(tower)
+    for block in before:
         states = block_function(block, states)
-    return states, block_function(tower.encoder.layers[-1], states) if last else states
+    return states, block_function(final, states) if last else states
 
 
 def items_of(batch: Batch, patch: int) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]:
@@ -51,7 +59,7 @@ def whiten_patches_(tower: CLIPVisionModel, pixels: UInt8[Tensor, "B 3 H W"], it
     directions of small variance, which a whitening brings to the size of the others.
     """
     embeddings = tower.embeddings
-    size, width = embeddings.patch_size, embeddings.embed_dim
+    size, width = embeddings.patch_embedding.kernel_size[0], embeddings.embed_dim
     patches = functional.unfold(normalise_pixels(pixels), size, stride=size).transpose(1, 2)[item > 0]  # [X, 3 * P * P]
     mean = patches.mean(0)
     variances, directions = torch.linalg.eigh(torch.cov(patches.T))  # ascending
@@ -69,8 +77,8 @@ def scale_features_(tower: CLIPVisionModel, factor: float) -> None:
     Every block reads the residual stream through a LayerNorm, which does not see its scale; so scaling all that is
     written to the stream (by the first norm and by each block's two output projections) scales the stream alone.
     """
-    writers = [tower.pre_layrnorm]
-    for block in tower.encoder.layers:
+    writers: list[nn.LayerNorm | nn.Linear] = [tower.pre_layrnorm]
+    for block in blocks_of(tower):
         writers += [block.self_attn.out_proj, block.mlp.fc2]
     for writer in writers:
         writer.weight.mul_(factor)
@@ -80,9 +88,9 @@ def scale_features_(tower: CLIPVisionModel, factor: float) -> None:
 def cls_attention(tower: CLIPVisionModel, pixels: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B N"]:
     """How much [CLS] looks at each visual token in the block that writes the features, as a mean over heads."""
     states = tower.pre_layrnorm(tower.embeddings(normalise_pixels(pixels)))
-    for block in tower.encoder.layers[:-2]:
-        states = block(states, None)
-    block = tower.encoder.layers[-2]
+    *before, block, _ = blocks_of(tower)
+    for earlier in before:
+        states = earlier(states, None)
     attention, normed = block.self_attn, block.layer_norm1(states)
     query, key = (
         projected.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2).float()

@@ -35,7 +35,6 @@ from diffprune.scenes.feed import (
     SceneStream,
     draw_batch,
     parse_weights,
-    start_workers,
     tower_batch,
 )
 from diffprune.scenes.muon import Muon
@@ -155,6 +154,11 @@ def _number(value: Tensor | float | dict[str, Tensor]) -> object:
 # Stages --------------------------------------------------------------------------------------------------------------
 
 
+def first_scene(settings: Settings) -> int:
+    """Number of the first training scene of a stage and round."""
+    return (STAGES.index(settings.stage) + len(STAGES) * settings.round) * ROUND_SCENES
+
+
 class Run:
     """What both stages share: the model, the feed, the optimisers, the clock and the log."""
 
@@ -169,26 +173,27 @@ class Run:
         encode = turns.PieceEncoder(tokenizer)
         self.language_batch = LanguageBatch(
             encode,
-            tokenizer.eos_token_id,
+            reference.END,
             count=settings.turns,
             weights=parse_weights(settings.weights),
             seed=settings.seed,
         )
-        first = (STAGES.index(settings.stage) + len(STAGES) * settings.round) * ROUND_SCENES
-        stream = SceneStream(self.make(), first=first, size=settings.batch, seed=settings.seed)
-        self.batches = start_workers(stream, settings.workers)  # before anything is on the device: they are forked
+        stream = SceneStream(self.make(), first=first_scene(settings), size=settings.batch, seed=settings.seed)
+        self.batches = stream.start(settings.workers)  # before anything is on the device: they are forked
 
         self.model = reference.build_model(self.spec, tokenizer, seed=settings.seed)
         if settings.init is not None:
             load_weights(self.model, settings.init)
-        self.model.to(self.device)
+        nn.Module.to(self.model, self.device)
         self.tower = self.model.model.vision_tower
-        self.start_ids = torch.tensor([tokenizer.bos_token_id, *encode(turns.BEFORE_PICTURE)], device=self.device)
+        self.start_ids = torch.tensor([reference.START, *encode(turns.BEFORE_PICTURE)], device=self.device)
         # One compiled block serves all blocks, and one compiled layer all layers and prefix lengths.
         self.block_function, self.parts = passes.tower_block, turns.PLAIN
         if settings.compile:
             self.block_function = torch.compile(self.block_function)
-            self.parts = turns.LayerParts(*(torch.compile(part, dynamic=True) for part in turns.PLAIN))
+            self.parts = turns.LayerParts(
+                torch.compile(turns.project_heads, dynamic=True), torch.compile(turns.mix_heads, dynamic=True)
+            )
         self.last_log = self.last_save = self.last_check = time.monotonic()
         self.logged_step = 0
 
@@ -289,7 +294,7 @@ class TowerRun(Run):
         names = supervision.TowerHeads.accuracy_names()
         return loss + supervision.LEAK_WEIGHT * leak, {
             "deviation": features.detach().float().std(),
-            "leak": leak,
+            "leak": leak.detach(),
             "right": dict(zip(names, right.unbind(), strict=True)),
         }
 
@@ -352,7 +357,7 @@ class LanguageRun(Run):
             keep = prefixes.take_prefix(prefixes.priorities(items, features, rules, self.generator), count)
         loss, guesses, layout = passes.answer_loss(self.model, features, keep, batch, self.start_ids, parts=self.parts)
         known = layout.target != turns.IGNORE
-        return loss, {"kept": count, "right": ((guesses == layout.target) & known).sum() / known.sum()}
+        return loss, {"kept": float(count), "right": ((guesses == layout.target) & known).sum() / known.sum()}
 
     def check_batches(self, batches: int = 2) -> list[Batch]:
         """Validation scenes of every kind with a turn of each task."""
@@ -437,13 +442,14 @@ def main(arguments: list[str] | None = None) -> None:
     add("--weights", default="", help="weights of turns that differ from the default, as gqa=20,mme=4")
     add("--no-compile", dest="compile", action="store_false")
     given = vars(parser.parse_args(arguments))
-    logs = given.pop("logs")
-    if given["init"] is None and given["stage"] != "tower":
+    logs, init = given.pop("logs"), given["init"]
+    if init is None and given["stage"] != "tower":
         parser.error(
             f"--stage {given['stage']} starts from trained weights: give --init the folder of an earlier stage"
         )
     if given["stage"] == "package":
-        package(given["model"], given["init"], logs, given["out"])
+        assert init is not None  # the parser has ended the program
+        package(given["model"], init, logs, given["out"])
     else:
         run(Settings(**given))
 

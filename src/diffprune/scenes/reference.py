@@ -31,6 +31,7 @@ from diffprune.scenes.world import PICTURE
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SPECIALS = ("<pad>", "<s>", "</s>", "<image>")
+PAD, START, END, IMAGE = range(len(SPECIALS))  # their token ids
 SHARD_BYTES = 15 * 2**20  # a committed file stays under 16 MiB
 CHECKSUMS = "SHA256SUMS"
 
@@ -139,7 +140,7 @@ def build_tokenizer(texts: Iterable[str] | None = None) -> PreTrainedTokenizerFa
     )
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", SPECIALS.index("<s>"))]
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", START)]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -170,7 +171,6 @@ def build_processor(name: str, tokenizer: PreTrainedTokenizerFast) -> LlavaProce
 
 def reference_config(spec: ReferenceSpec, tokenizer: PreTrainedTokenizerFast) -> LlavaConfig:
     """The stock LLaVA configuration with the sizes of `spec`."""
-    image_token = tokenizer.convert_tokens_to_ids("<image>")
     vision = CLIPVisionConfig(
         hidden_size=spec.vision_width,
         intermediate_size=spec.vision_hidden,
@@ -189,14 +189,14 @@ def reference_config(spec: ReferenceSpec, tokenizer: PreTrainedTokenizerFast) ->
         num_key_value_heads=spec.text_width // spec.head_width,
         max_position_embeddings=2048,
         initializer_range=0.05,  # about 1 / sqrt(width): the usual 0.02 is made for widths in the thousands
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=PAD,
+        bos_token_id=START,
+        eos_token_id=END,
     )
     return LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=image_token,
+        image_token_index=IMAGE,
         image_seq_length=spec.grid**2,
         vision_feature_layer=-2,
         vision_feature_select_strategy="default",
@@ -224,11 +224,7 @@ def build_model(
     with torch.no_grad():
         positions.weight[1:] = grid_positions(spec.grid, spec.vision_width)
     generation = model.generation_config
-    generation.pad_token_id, generation.bos_token_id, generation.eos_token_id = (
-        tokenizer.pad_token_id,
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
-    )
+    generation.pad_token_id, generation.bos_token_id, generation.eos_token_id = PAD, START, END
     return model
 
 
@@ -272,9 +268,11 @@ def load_reference(name: str, folder: Path | None = None) -> tuple[LlavaForCondi
     if not (folder / CHECKSUMS).is_file():
         raise ValueError(f"There are no weights of {name} in {folder}: train them with runs/train_scenes_llava.sh.")
     check_shards(folder)
-    model, report = LlavaForConditionalGeneration.from_pretrained(
+    loaded = LlavaForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
     )
+    assert isinstance(loaded, tuple)  # because of output_loading_info
+    model, report = loaded
     wrong = {key: value for key, value in report.items() if value}
     if wrong:
         raise ValueError(f"The weights in {folder} do not fit the model they name: {wrong}.")

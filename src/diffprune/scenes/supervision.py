@@ -115,14 +115,14 @@ def token_targets(
 
 
 def item_of_owner(owner: int, tagged: bool) -> int:
-    """The item a sprite is part of: a thing and its tag are one, a sign's plate and its letters are one, 0 is neither."""
+    """The item a sprite is part of: a thing with its tag, a sign with its letters; 0 is none."""
     if owner < FIRST_GLYPH:
         return owner
     return owner - FIRST_GLYPH + 1 if tagged else SIGN
 
 
 def without_items(scene: Scene, rng: Rng) -> Scene:
-    """The same picture with some of its items gone, at least one; for drawing alone, what it says it shows is as before."""
+    """The same scene drawn without some of its items, at least one; what it says it shows is as before."""
     tagged = scene.kind == "diagram"
     items = sorted({item_of_owner(sprite[4], tagged) for sprite in scene.sprites} - {0})
     gone = {item for item in items if rng.below(2)} or {rng.choice(items)}
@@ -155,9 +155,10 @@ class TowerHeads(nn.Module):
         self.patch_norm = nn.LayerNorm(width)
         self.patch_head = nn.Linear(width, sum(FIELDS.values()))
         self.summary_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.summary_heads = nn.ModuleList(nn.Linear(width, sum(SUMMARY_FIELDS.values()) + PAIRS) for _ in range(2))
-        for head in self.summary_heads:
+        heads = [nn.Linear(width, sum(SUMMARY_FIELDS.values()) + PAIRS) for _ in range(2)]
+        for head in heads:
             nn.init.constant_(head.bias[-PAIRS:], -3.5)  # a picture shows about 3 of 120 pairs
+        self.summary_heads = nn.ModuleList(heads)
 
     def forward(
         self,

@@ -188,8 +188,9 @@ def attend(
     prefix = query.shape[2] - bias.shape[2]
     heard = functional.scaled_dot_product_attention(query[:, :, prefix:], key, value, attn_mask=bias)
     if not turns_only:
-        own = (part[:, :, :prefix] for part in (query, key, value))
-        heard = torch.cat((functional.scaled_dot_product_attention(*own, is_causal=True), heard), dim=2)
+        query, key, value = (part[:, :, :prefix] for part in (query, key, value))
+        before = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        heard = torch.cat((before, heard), dim=2)
     return heard.transpose(1, 2).flatten(2)
 
 
