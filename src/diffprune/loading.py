@@ -9,6 +9,7 @@ from torch import nn
 from diffprune.checkpoint import exported_state, fingerprint, load_pruner
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM, vision_state, wrap_backbone
+from diffprune.types import Budget
 
 
 def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
@@ -27,6 +28,14 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     model, info = loaded
     refuse_gaps(str(name), info)
     return model, AutoProcessor.from_pretrained(str(name))
+
+
+def load_vlm(pruner: str, *, model: str, method: str, keep: str | None) -> PrunedVLM:
+    """What the command line names: a saved pruner on its base, or with `none` any method around any model."""
+    budget = None if keep is None else Budget.parse(keep).keep
+    if pruner != "none":
+        return PrunedVLM.from_pretrained(pruner, keep=budget)
+    return PrunedVLM(*load_base(model), method=method, keep=1.0 if budget is None else budget)
 
 
 def refuse_gaps(name: str, info: dict[str, Any]) -> None:

@@ -31,16 +31,10 @@ def command(
       diffprune ask --model llava-hf/llava-1.5-7b-hf --method cls_attention --image a.jpg --keep 64 "What is this?"
     """
     from diffprune.backbones.images import open_image
-    from diffprune.loading import load_base
-    from diffprune.model import PrunedVLM
-    from diffprune.types import Budget
+    from diffprune.loading import load_vlm
 
     pictures = [open_image(path) for path in image]
-    budget = None if keep is None else Budget.parse(keep).keep
-    if pruner == "none":
-        vlm = PrunedVLM(*load_base(model), method=method, keep=1.0 if budget is None else budget)
-    else:
-        vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
+    vlm = load_vlm(pruner, model=model, method=method, keep=keep)
     start = time.perf_counter()
     answer = vlm.generate(images=pictures, text=question, max_new_tokens=max_new_tokens, do_sample=False)
     seconds = time.perf_counter() - start

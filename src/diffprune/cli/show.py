@@ -1,0 +1,52 @@
+"""`diffprune show`: a picture with the kept tokens lit and the dropped ones dimmed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffprune.cli import print_json
+
+
+def command(
+    image: Annotated[Path, typer.Option(help="The picture.")],
+    out: Annotated[Path, typer.Option(help="Where to write the PNG.")],
+    pruner: Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")] = "none",
+    model: Annotated[
+        str, typer.Option(help="Base model for --pruner none: a folder, a hub id, scenes-llava or scenes-nano.")
+    ] = "scenes-llava",
+    method: Annotated[str, typer.Option(help="Method for --pruner none (diffprune methods).")] = "feature_norm",
+    keep: Annotated[str | None, typer.Option(help="Tokens (64) or a share (0.111).")] = None,
+    text: Annotated[str, typer.Option(help="A question, for methods that read it.")] = "",
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Draw the top and bottom of the ranking and how alike their tokens are.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was kept as JSON.")] = False,
+) -> None:
+    """Draw what a pruner keeps of a picture.
+
+    \b
+    Examples:
+      diffprune show --pruner runs/llava-k64 --image a.jpg --keep 64 --out kept.png
+      diffprune show --method cls_attention --image a.png --keep 64 --out ends.png --matrix
+    """
+    from diffprune.backbones.images import open_image
+    from diffprune.loading import load_vlm
+    from diffprune.viz import light_up, save_matrix
+
+    if not out.parent.is_dir():
+        raise ValueError(f"the folder of {out} does not exist; make it first")
+    picture = open_image(image)
+    vlm = load_vlm(pruner, model=model, method=method, keep=keep)
+    (selection,) = vlm.select([picture], [text])
+    found: dict[str, object] = {"method": vlm.method.name, "keep": selection.keep.tolist(), "grid": selection.grid}
+    if matrix:
+        found |= save_matrix(vlm, picture, selection, out)
+    else:
+        light_up(picture, selection).save(out)
+    if as_json:
+        print_json({**found, "out": str(out)})
+    else:
+        print(f"{len(selection.keep)} tokens kept, drawn in {out}")

@@ -1,0 +1,81 @@
+"""Pictures of what a pruner does: kept tokens lit, dropped ones dimmed, and how alike the ends of a ranking are."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from diffprune.model import PrunedVLM
+from diffprune.types import ImageSelection
+
+DIMMED = 0.25  # brightness of what was dropped
+GREY = 0.8  # how much of its colour it loses
+
+
+def light_up(image: Image.Image, selection: ImageSelection) -> Image.Image:
+    """The picture with the kept tokens as they are and everything else dim and nearly grey.
+
+    A pixel is lit where any kept token looks, so overlapping views (tiles beside the whole picture) add up.
+    """
+    if selection.boxes is None:
+        raise ValueError("this backbone does not say where its tokens look, so there is nothing to draw")
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
+    lit = np.zeros(pixels.shape[:2], dtype=bool)
+    for x0, y0, x1, y1 in selection.boxes[selection.keep].round().int().tolist():
+        lit[max(0, y0) : max(0, y1), max(0, x0) : max(0, x1)] = True
+    grey = pixels.mean(-1, keepdims=True)
+    dim = DIMMED * (GREY * grey + (1 - GREY) * pixels)
+    return Image.fromarray(np.where(lit[..., None], pixels, dim).round().astype(np.uint8))
+
+
+def end_similarity(features: Float[Tensor, "N D"], logits: Float[Tensor, " N"], k: int) -> Float[Tensor, "M M"]:
+    """Cosine similarities of [top k; bottom k] tokens of a ranking (paper, last figure); M = 2k, at most N."""
+    order = logits.argsort(descending=True, stable=True)
+    k = min(k, len(order) // 2)
+    chosen = torch.cat([order[:k], order[-k:]])
+    unit = torch.nn.functional.normalize(features[chosen].float(), dim=-1)
+    return unit @ unit.T
+
+
+def save_matrix(vlm: PrunedVLM, image: Image.Image, selection: ImageSelection, path: Path) -> dict[str, float]:
+    """Draw the similarity matrix beside the two ends of the ranking; the mean similarity within each end."""
+    from matplotlib.figure import Figure
+
+    if selection.logits is None:
+        raise ValueError(f"method {vlm.method.name!r} has no ranking, so it has no top and bottom to compare")
+    tokens = vlm.encode(vlm.prepare([image], [""]))
+    assert tokens is not None and selection.boxes is not None
+    k = min(len(selection.keep), len(selection.logits) // 2)
+    if k < 2:
+        raise ValueError(f"keep={len(selection.keep)} leaves no two ends of at least 2 tokens to compare; keep more")
+    matrix = end_similarity(tokens.x[0, : len(selection.logits)], selection.logits, k).cpu()
+    off_diagonal = ~torch.eye(k, dtype=torch.bool)
+    means = {
+        "top_similarity": float(matrix[:k, :k][off_diagonal].mean()),
+        "bottom_similarity": float(matrix[k:, k:][off_diagonal].mean()),
+    }
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.imshow(image)
+    order = selection.logits.argsort(descending=True, stable=True)
+    for indices, colour in ((order[:k], "red"), (order[-k:], "blue")):
+        for x0, y0, x1, y1 in selection.boxes[indices].tolist():
+            left.add_patch(_rectangle(x0, y0, x1, y1, colour))
+    left.set_title(f"top {k} red, bottom {k} blue")
+    left.axis("off")
+    shown = right.imshow(matrix.numpy(), vmin=-1, vmax=1, cmap="coolwarm")
+    right.axhline(k - 0.5, color="black", linewidth=0.8)
+    right.axvline(k - 0.5, color="black", linewidth=0.8)
+    right.set_title(f"similarity: top {means['top_similarity']:.2f}, bottom {means['bottom_similarity']:.2f}")
+    figure.colorbar(shown, ax=right)
+    figure.savefig(path, dpi=150)
+    return means
+
+
+def _rectangle(x0: float, y0: float, x1: float, y1: float, colour: str):
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x0, y0), x1 - x0, y1 - y0, facecolor=colour, alpha=0.45, edgecolor="none")

@@ -1,0 +1,95 @@
+"""`diffprune ask` and `diffprune show` with the shipped reference model, and the drawing behind them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diffprune.cli.main import _run
+from diffprune.evaluate.native import to_images
+from diffprune.scenes import make_scene, pack, render
+from diffprune.types import ImageSelection
+from diffprune.viz import end_similarity, light_up
+
+
+def selection(keep: list[int]) -> ImageSelection:
+    boxes = torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4], [0, 4, 4, 8], [4, 4, 8, 8]])
+    return ImageSelection(keep=torch.tensor(keep), logits=None, grid=(2, 2), boxes=boxes)
+
+
+def test_kept_tokens_are_left_as_they_are_and_the_rest_is_dimmed() -> None:
+    picture = Image.new("RGB", (8, 8), (200, 100, 0))
+    lit = np.asarray(light_up(picture, selection([1])))
+    assert (lit[:4, 4:] == (200, 100, 0)).all()
+    assert (lit[4:] < 60).all() and (lit[:4, :4] < 60).all()
+
+
+def test_all_kept_is_the_picture_itself() -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8))
+    assert np.array_equal(np.asarray(light_up(picture, selection([0, 1, 2, 3]))), np.asarray(picture))
+
+
+def test_the_matrix_holds_the_top_before_the_bottom() -> None:
+    features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    matrix = end_similarity(features, torch.tensor([5.0, 4.0, 1.0, 0.0, 2.0]), 2)
+    assert torch.allclose(matrix, torch.tensor([[1.0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]))
+
+
+@pytest.fixture(scope="module")
+def scene_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("scene") / "scene.png"
+    scene = make_scene("test", 3, kind="sign", quality="clear")
+    to_images(render(pack([scene]), "cpu"))[0].save(path)
+    return path
+
+
+def test_ask_answers_about_a_picture_with_an_eighth_of_its_tokens(scene_file: Path, capsys) -> None:
+    sign = make_scene("test", 3, kind="sign", quality="clear").sign
+    assert sign is not None
+    options = ["--model", "scenes-llava", "--method", "cls_attention", "--keep", "72", "--json"]
+    assert _run(["ask", "--image", str(scene_file), *options, "What does the sign say?"]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == sign.text
+
+
+def test_show_draws_what_is_kept_and_the_two_ends(scene_file: Path, tmp_path: Path, capsys) -> None:
+    options = [
+        "show",
+        "--image",
+        str(scene_file),
+        "--model",
+        "scenes-nano",
+        "--method",
+        "cls_attention",
+        "--keep",
+        "16",
+    ]
+    assert _run([*options, "--out", str(tmp_path / "kept.png"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["keep"]) == 16
+    lit, picture = (np.asarray(Image.open(path)) for path in (tmp_path / "kept.png", scene_file))
+    share = (lit == picture).all(-1).mean()
+    assert 0.08 < share < 0.2, "16 of 144 tokens stay lit"
+    assert _run([*options, "--out", str(tmp_path / "ends.png"), "--matrix"]) == 0
+    with Image.open(tmp_path / "ends.png") as drawn:
+        assert drawn.width > 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ask", "--image", "missing.png", "what?"], "there is no image file missing.png"),
+        (["show", "--image", "missing.png", "--out", "nowhere/x.png"], "the folder of nowhere/x.png does not exist"),
+        (["ask", "what?"], "--image"),
+    ],
+)
+def test_wrong_turns_get_one_sentence(arguments: list[str], sentence: str, capsys) -> None:
+    assert _run(arguments) != 0
+    error = capsys.readouterr().err.strip()
+    assert sentence in error and len(error.splitlines()) == 1
+
+
+def test_a_budget_that_is_none_is_named_on_the_command_line(scene_file: Path, capsys) -> None:
+    assert _run(["ask", "--image", str(scene_file), "--keep", "half", "what?"]) != 0
+    assert "keep='half'" in capsys.readouterr().err
