@@ -142,8 +142,8 @@ def test_hidden_norm_keeps_the_visual_tokens_with_the_largest_state() -> None:
 def test_hidden_norm_drops_before_the_layer_it_is_told() -> None:
     method = build_method("hidden_norm", layer=5)
     assert isinstance(method, LayerPruner)
-    assert method.stages(32) == {5: 1.0}
+    assert method.stages(32, 576, 64) == {5: 64}
     with pytest.raises(ValueError, match="layer=5 is past the model's 4 layers"):
-        method.stages(4)
+        method.stages(4, 576, 64)
     with pytest.raises(ValueError, match="layer=-1"):
         build_method("hidden_norm", layer=-1)

@@ -1,6 +1,7 @@
 """Keep tokens spread evenly over the image: subsampling without looking."""
 
 import math
+from functools import cache
 
 import torch
 from jaxtyping import Int
@@ -33,6 +34,7 @@ class UniformGrid(Pruner):
         return pad_sequence(kept, batch_first=True, padding_value=-1)
 
 
+@cache  # pictures of one size are many
 def spread_evenly(grid: Grid, k: int) -> list[int]:
     """Raster indices, ascending, of k cells spread over the grid."""
     if k == 0:

@@ -1,6 +1,14 @@
 """The maths, as pure functions of tensors. Imports torch and nothing of ours."""
 
 from diffprune.ops.gates import linear_gate, log_weight, scale_gate, sqrt_weight, vp_noise
+from diffprune.ops.greedy import (
+    cosine_matrix,
+    greedy_coverage,
+    greedy_determinant,
+    greedy_max_min,
+    greedy_orthogonal,
+    unit_range,
+)
 from diffprune.ops.gumbel import gumbel_keep, gumbel_topk
 from diffprune.ops.hard_topk import hard_mask, hard_topk, take_tokens
 from diffprune.ops.soft_topk import RESPONSES, Response, Temperature, soft_topk
@@ -9,6 +17,11 @@ __all__ = [
     "RESPONSES",
     "Response",
     "Temperature",
+    "cosine_matrix",
+    "greedy_coverage",
+    "greedy_determinant",
+    "greedy_max_min",
+    "greedy_orthogonal",
     "gumbel_keep",
     "gumbel_topk",
     "hard_mask",
@@ -19,5 +32,6 @@ __all__ = [
     "soft_topk",
     "sqrt_weight",
     "take_tokens",
+    "unit_range",
     "vp_noise",
 ]

@@ -1,0 +1,85 @@
+"""MMTok: keep tokens that together cover the words of the question and the other visual tokens. No training."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffprune.methods.base import Card, Pruner
+from diffprune.ops import cosine_matrix, greedy_coverage
+from diffprune.registry import METHODS
+from diffprune.types import VisualTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MMTokOptions:
+    """Args:
+    visual_weight: Of covering the other visual tokens, beside 1 for covering the text.
+    tau_text: Temperature of the text's softmax over tokens; the release has 0.02 for LLaVA, 0.01 for Qwen.
+    tau_visual: Temperature of the visual tokens' softmax over tokens.
+    native: As released: tokens are brought to length one in their own type; else in float32.
+    """
+
+    visual_weight: float = 0.5
+    tau_text: float = 0.02
+    tau_visual: float = 0.2
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tau_text", "tau_visual"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} is no temperature; give a number above 0")
+        if not self.visual_weight >= 0:
+            raise ValueError(f"visual_weight={self.visual_weight} is no weight; give 0 or more")
+
+
+@METHODS.register("mmtok")
+class MMTok(Pruner):
+    """Greedy maximum coverage of two kinds of targets: text tokens by projected tokens, visual tokens by features."""
+
+    card = Card(
+        idea="keeps tokens that together cover the question's words and the picture: greedy maximum coverage",
+        paper="MMTok: Multimodal Coverage Maximization for Efficient Inference of VLMs",
+        year=2025,
+        licence="Apache-2.0",
+        certainty="release read",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
+    Options: ClassVar[type] = MMTokOptions
+
+    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+        return greedy_coverage(self.coverage(tokens), k, tokens.mask)
+
+    def coverage(self, tokens: VisualTokens) -> Float[Tensor, "B R N"]:
+        """What each token covers of each target: M text tokens, then N visual ones; R = M + N.
+
+        The text's rows sum to 1 over all, the visual ones to `visual_weight`; rows and columns of padding are 0.
+        """
+        options, mask = self.options, tokens.mask
+        if tokens.projected is None or tokens.text is None:
+            missing = "projected" if tokens.projected is None else "text"
+            raise ValueError(f"mmtok covers by VisualTokens.{missing}, which is None; let the backbone give it")
+        if tokens.projected.shape[-1] != tokens.text.shape[-1]:
+            raise ValueError(
+                f"projected tokens have width {tokens.projected.shape[-1]} and text has {tokens.text.shape[-1]}: not "
+                "one space; give VisualTokens.text from the language model's embedding table"
+            )
+        heard = tokens.text_mask
+        if heard is None:
+            heard = torch.ones(tokens.text.shape[:2], dtype=torch.bool, device=mask.device)
+        given = (tokens.x.unflatten(-1, (tokens.group, -1)).mean(-2), tokens.projected, tokens.text)
+        x, projected, text = given if options.native else (value.float() for value in given)
+        by_text = cosine_matrix(text, projected, dtype=torch.float32) / options.tau_text  # [B, M, N]
+        by_visual = cosine_matrix(x, dtype=torch.float32) / options.tau_visual  # [B, N, N]
+        return torch.cat([_shares(by_text, heard, mask), options.visual_weight * _shares(by_visual, mask, mask)], dim=1)
+
+
+def _shares(
+    logits: Float[Tensor, "B R N"], targets: Bool[Tensor, "B R"], mask: Bool[Tensor, "B N"]
+) -> Float[Tensor, "B R N"]:
+    """Softmax of each target's row over the real tokens, divided by the number of real targets."""
+    weights = logits.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1)
+    counts = targets.sum(-1).clamp(min=1).view(-1, 1, 1)
+    return torch.where(targets.unsqueeze(-1), weights / counts, 0.0)

@@ -1,0 +1,88 @@
+"""How alike tokens are, and walks through a list that skip what is too alike. Shared by methods; registers none."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffprune.nn import BlockSpec
+from diffprune.types import VisualTokens
+
+
+def unit_vectors(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
+    """Each token's features at length one, in the precision they come in; zeros where a token is padding."""
+    return F.normalize(x.masked_fill(~mask[..., None], 0), dim=-1)
+
+
+def cosine(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N N"]:
+    """Cosine similarity of every pair of an image's tokens, in the precision they come in; 0 beside padding."""
+    unit = unit_vectors(x, mask)
+    return unit @ unit.transpose(-1, -2)
+
+
+def cls_attention(tokens: VisualTokens, method: str) -> Float[Tensor, "B N"]:
+    """The attention the encoder pays to each token, float32, 0 at padding; a `ValueError` where it was not given."""
+    if tokens.cls_attention is None:
+        raise ValueError(f"{method} reads VisualTokens.cls_attention, which is None; let the backbone give it")
+    return tokens.cls_attention.float().masked_fill(~tokens.mask, 0.0)
+
+
+def key_metric(tokens: VisualTokens, method: str, block: BlockSpec | None) -> Float[Tensor, "B N E"]:
+    """The encoder's keys averaged over its heads, float32.
+
+    Keys as wide as the tower's block are split into its heads; narrower ones (averaged already) are taken as they are.
+    """
+    if tokens.keys is None:
+        raise ValueError(f"{method} compares VisualTokens.keys, which is None; let the backbone give them")
+    keys = tokens.keys.float()
+    if block is None or keys.shape[-1] != block.width:
+        return keys
+    return keys.unflatten(-1, (block.heads, -1)).mean(-2)
+
+
+def descending(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+    """Indices from the largest value to the smallest, of equal ones the lower index first, padding last."""
+    return values.masked_fill(~mask, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+
+
+def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"]) -> Int[Tensor, "B K"]:
+    """The chosen entries of each row in their order, -1 at the end of rows that have fewer."""
+    width = int(chosen.sum(-1).max()) if chosen.numel() else 0
+    order = (~chosen).byte().sort(dim=-1, stable=True).indices[:, :width]
+    return torch.where(chosen.gather(-1, order), index.gather(-1, order), -1)
+
+
+def raster(index: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
+    """The same indices ascending, -1 at the end."""
+    last = torch.iinfo(index.dtype).max
+    ordered = index.masked_fill(index < 0, last).sort(dim=-1).values
+    return ordered.masked_fill(ordered == last, -1)
+
+
+def walk(
+    similarity: Float[Tensor, "B N N"],
+    mask: Bool[Tensor, "B N"],
+    limit: Callable[[Int[Tensor, "B N"]], Float[Tensor, "B #N"]],
+) -> Bool[Tensor, "B N"]:
+    """True at the survivors of a walk from the first token to the last.
+
+    A survivor strikes out every later token that is more similar to it than its limit; `limit` gives that from the
+    survivor's number (the first one is 1). Instead of token by token, all are decided at once again and again: a round
+    settles at least one more token of the list, and a round that changes nothing has found the walk's own answer.
+
+    Args:
+        similarity: Of the tokens in the order they are visited.
+        mask: True where a token is real.
+    """
+    num_tokens = mask.shape[-1]
+    earlier = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=mask.device).tril(-1)  # [later, earlier]
+    alive = mask
+    while True:
+        limits = limit(alive.cumsum(-1))
+        struck = (similarity > limits[:, None, :]) & earlier & alive[:, None, :]
+        survivors = mask & ~struck.any(-1)
+        if torch.equal(survivors, alive):
+            return alive
+        alive = survivors

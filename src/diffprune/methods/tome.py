@@ -1,0 +1,134 @@
+"""ToMe in front of the language model: merge the most similar pairs, round after round, until K tokens are left."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffprune.methods.base import Card, Merged, MergingPruner, check_choices
+from diffprune.methods.similarity import descending, key_metric, unit_vectors
+from diffprune.nn import BlockSpec
+from diffprune.ops import take_tokens
+from diffprune.ops.hard_topk import check_inputs
+from diffprune.registry import METHODS
+from diffprune.types import VisualTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToMeOptions:
+    """Args:
+    metric: What is compared: "features" of the tokens, or the encoder's "keys", averaged over heads.
+    native: Between rounds leave the tokens in the order the release's matching gives them (unmerged ones by falling
+        similarity, then the other set) instead of raster order; it decides who can meet whom in the next round.
+    """
+
+    metric: str = "features"
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        check_choices(self, metric=("features", "keys"))
+
+
+class Bag(NamedTuple):
+    """Tokens on their way: what is averaged, how many tokens each holds, and where it stands (-1 for padding)."""
+
+    values: Float[Tensor, "B M F"]
+    sizes: Float[Tensor, "B M"]
+    positions: Int[Tensor, "B M"]
+
+
+@METHODS.register("tome")
+class ToMe(MergingPruner):
+    """A merged token is the mean of all it holds and stands where the token stood that the others were merged into."""
+
+    card = Card(
+        idea="merges the most similar pairs by size-weighted mean, at most half of the tokens a round, down to K",
+        paper="Token Merging: Your ViT But Faster",
+        year=2022,
+        licence="CC BY-NC 4.0",
+        certainty="formula",
+    )
+    Options: ClassVar[type] = ToMeOptions
+
+    def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
+        super().__init__(options, block=block)
+        if self.options.metric == "keys":
+            self.needs = frozenset({"keys"})  # pyright: ignore[reportAttributeAccessIssue]
+
+    def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+        return self._merged(tokens, in_raster_order(self._merge(tokens, k, native=self.options.native)))
+
+    def reduce_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+        """The tokens that repeated rounds of the release's matching leave, in its order."""
+        return self._merged(tokens, self._merge(tokens, k, native=True))
+
+    def select_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+        """Where those stand."""
+        return self.reduce_native(tokens, k).positions
+
+    def _merged(self, tokens: VisualTokens, bag: Bag) -> Merged:
+        return Merged(bag.values[..., : tokens.x.shape[-1]].to(tokens.x.dtype), bag.positions)
+
+    def _merge(self, tokens: VisualTokens, k: Int[Tensor, " B"], *, native: bool) -> Bag:
+        mask, width = tokens.mask, tokens.x.shape[-1]
+        check_inputs(mask.float(), k, mask)
+        values = tokens.x.float()
+        if self.options.metric == "keys":
+            values = torch.cat([values, key_metric(tokens, "tome", self.block)], dim=-1)
+        compared = slice(width, None) if self.options.metric == "keys" else slice(None)
+        index = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
+        bag = in_raster_order(
+            Bag(values.masked_fill(~mask[..., None], 0.0), mask.float(), index.masked_fill(~mask, -1))
+        )
+        left, goals = tokens.counts.tolist(), k.tolist()
+        while any(merges := [min(now // 2, now - goal) for now, goal in zip(left, goals, strict=True)]):
+            bag = merge_pairs(bag, bag.values[..., compared], k.new_tensor(merges))
+            left = [now - gone for now, gone in zip(left, merges, strict=True)]
+            bag = Bag(*(part[:, : max(left)] for part in bag))
+            bag = bag if native else in_raster_order(bag)
+        return Bag(*(part[:, : max(left, default=0)] for part in bag))
+
+
+def merge_pairs(bag: Bag, metric: Float[Tensor, "B M E"], num_merges: Int[Tensor, " B"]) -> Bag:
+    """One round of bipartite matching, `num_merges` tokens fewer; padding at the end.
+
+    Tokens are split alternately in two sets. Each of the first proposes its most similar one of the second; the most
+    similar proposals are merged. Out come the rest of the first set by falling similarity, then the second set. A row
+    that merges nothing stays as it is.
+    """
+    real = bag.positions >= 0
+    unit = unit_vectors(metric, real)
+    similarity = unit[:, ::2] @ unit[:, 1::2].transpose(-1, -2)  # [B, A, C]
+    similarity = similarity.masked_fill(~real[:, None, 1::2], -torch.inf)
+    best, partner = similarity.max(-1)
+    order = descending(best, real[:, ::2])  # [B, A], by rank
+    rank = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
+    merged = torch.zeros_like(real[:, ::2]).scatter(-1, order, rank < num_merges[:, None])
+    joins = merged[..., None] & (partner[..., None] == torch.arange(similarity.shape[-1], device=order.device))
+    # Sums as products with 0 and 1: the same on every device and in every run, unlike scattered sums.
+    joins = joins.float().transpose(1, 2)  # [B, C, A]
+    mass = bag.values * bag.sizes[..., None]
+    sizes, values = bag.sizes.clone(), bag.values.clone()
+    sizes[:, 1::2] += (joins @ bag.sizes[:, ::2, None])[..., 0]
+    total = mass[:, 1::2] + joins @ mass[:, ::2]
+    changed = (joins.sum(-1, keepdim=True)) > 0
+    values[:, 1::2] = torch.where(changed, total / sizes[:, 1::2, None].clamp(min=1), values[:, 1::2])
+    # The new order: places in the old one, merged tokens and padding behind all others.
+    place = torch.arange(real.shape[-1], device=order.device).expand(real.shape)
+    listed = torch.where((num_merges > 0)[:, None], torch.cat([2 * order, place[:, 1::2]], dim=-1), place)
+    gone = torch.zeros_like(real)
+    gone[:, ::2] = merged
+    last = (gone | ~real).gather(-1, listed).byte().sort(dim=-1, stable=True).indices
+    listed = listed.gather(-1, last)
+    positions = bag.positions.masked_fill(gone, -1).gather(-1, listed)
+    left = positions >= 0
+    return Bag(take_tokens(values, listed.masked_fill(~left, -1)), sizes.gather(-1, listed) * left, positions)
+
+
+def in_raster_order(bag: Bag) -> Bag:
+    """The same tokens by position, padding at the end."""
+    last = torch.iinfo(bag.positions.dtype).max
+    order = bag.positions.masked_fill(bag.positions < 0, last).sort(dim=-1).indices
+    return Bag(take_tokens(bag.values, order), bag.sizes.gather(-1, order), bag.positions.gather(-1, order))

@@ -1,0 +1,125 @@
+"""VisionZip: keep the tokens [CLS] attends to most, merge the rest into a few contextual ones. No training."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffprune.methods.base import Card, Merged, MergingPruner
+from diffprune.methods.similarity import cls_attention, key_metric, pack, unit_vectors
+from diffprune.ops import hard_mask, take_tokens
+from diffprune.ops.hard_topk import check_inputs
+from diffprune.registry import METHODS
+from diffprune.types import VisualTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionZipOptions:
+    """Args:
+    contextual: How much of K is contextual tokens: an int is tokens, a float a share. The default is the release's
+        20 of 128, 10 of 64, 5 of 32.
+    native: Count [CLS] in K, as the release does: K - 1 tokens come from the picture.
+    """
+
+    contextual: int | float = 10 / 64
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        value = self.contextual
+        if isinstance(value, bool) or value < 0 or (isinstance(value, float) and not value < 1):
+            raise ValueError(f"contextual={value!r} is no part of K; give tokens (10) or a share below 1.0 (0.156)")
+
+
+@METHODS.register("visionzip")
+class VisionZip(MergingPruner):
+    """A contextual token is its target token plus the mean of the tokens assigned to it; it stands at the target."""
+
+    card = Card(
+        idea="keeps the tokens [CLS] attends to most and merges the others by key similarity into contextual tokens",
+        paper="VisionZip: Longer is Better but Not Necessary in Vision Language Models",
+        year=2024,
+        licence="Apache-2.0",
+        certainty="release read",
+        budget="exact K, dominant + contextual",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"cls_attention", "keys"})
+    Options: ClassVar[type] = VisionZipOptions
+
+    def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+        merged = self._merge(tokens, k, native=self.options.native)
+        order = merged.positions.masked_fill(merged.positions < 0, tokens.x.shape[1]).sort(dim=-1).indices
+        return Merged(take_tokens(merged.x, order), merged.positions.gather(-1, order))
+
+    def reduce_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+        """What the release puts after [CLS], K - 1 tokens, in its order: dominant ones as they lie, then contextual."""
+        return self._merge(tokens, k, native=True)
+
+    def select_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+        """Where those stand: the dominant tokens, then the targets of the contextual ones."""
+        return self.reduce_native(tokens, k).positions
+
+    def _merge(self, tokens: VisualTokens, k: Int[Tensor, " B"], *, native: bool) -> Merged:
+        attention, mask = cls_attention(tokens, "visionzip"), tokens.mask
+        check_inputs(attention, k, mask)
+        metric = unit_vectors(key_metric(tokens, "visionzip", self.block), mask)
+        contextual = self._contextual(k, native=native)
+        dominant = hard_mask(attention, k - int(native) - contextual, mask)
+        rest = mask & ~dominant
+        target = spaced_targets(rest, contextual)
+        index = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
+        centres = pack(index, target)  # [B, C]
+        x = tokens.x.masked_fill(~mask[..., None], 0)
+        merged = (take_tokens(x, centres) + mean_of_assigned(x, metric, rest & ~target, centres)).to(x.dtype)
+        kept = pack(index, dominant)
+        joined = torch.cat([take_tokens(x, kept), merged], dim=1)
+        positions = torch.cat([kept, centres], dim=-1)
+        found = positions >= 0  # rows that have fewer dominant tokens have a gap before their contextual ones
+        order = pack(torch.arange(found.shape[-1], device=found.device).expand(found.shape), found)
+        positions = positions.gather(-1, order.clamp(min=0)).masked_fill(order < 0, -1)
+        return Merged(take_tokens(joined, order), positions)
+
+    def _contextual(self, k: Int[Tensor, " B"], *, native: bool) -> Int[Tensor, " B"]:
+        """How many of each row's K are contextual; a `ValueError` where that leaves no dominant token."""
+        share = self.options.contextual
+        counts = [share if isinstance(share, int) else math.floor(budget * share + 0.5) for budget in k.tolist()]
+        for budget, count in zip(k.tolist(), counts, strict=True):
+            if budget and budget - int(native) - count < 1:
+                smallest = share + 1 + int(native) if isinstance(share, int) else _smallest(share, int(native))
+                raise ValueError(
+                    f"keep={budget} leaves VisionZip no dominant token beside {count} contextual ones"
+                    f"{' and [CLS]' if native else ''}; keep at least {smallest}, or lower contextual={share}"
+                )
+        return k.new_tensor(counts)
+
+
+def _smallest(share: float, extra: int) -> int:
+    """The least K from which on a share of contextual tokens leaves a dominant one."""
+    last = math.ceil((1.5 + extra) / (1 - share)) + 1  # past it there always is one
+    failing = [k for k in range(1, last + 1) if k - extra - math.floor(k * share + 0.5) < 1]
+    return max(failing, default=0) + 1
+
+
+def spaced_targets(rest: Bool[Tensor, "B N"], contextual: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
+    """True at every `n // contextual`-th of the n remaining tokens, the first `contextual` of them."""
+    step = (rest.sum(-1) // contextual.clamp(min=1)).clamp(min=1)[:, None]
+    place = rest.cumsum(-1) - 1
+    return rest & (place % step == 0) & (place // step < contextual[:, None])
+
+
+def mean_of_assigned(
+    x: Float[Tensor, "B N D"],
+    metric: Float[Tensor, "B N E"],
+    free: Bool[Tensor, "B N"],
+    centres: Int[Tensor, "B C"],
+) -> Float[Tensor, "B C D"]:
+    """Of each centre the mean, float32, of the free tokens most similar to it; 0 where it has none."""
+    if not centres.shape[-1]:
+        return x.new_zeros(len(x), 0, x.shape[-1], dtype=torch.float32)
+    similarity = metric @ take_tokens(metric, centres).transpose(-1, -2)  # [B, N, C]
+    nearest = similarity.masked_fill((centres < 0)[:, None, :], -torch.inf).argmax(-1)
+    assigned = (nearest[..., None] == torch.arange(centres.shape[-1], device=x.device)) & free[..., None]
+    counts = assigned.sum(1).clamp(min=1)[..., None]
+    return assigned.float().transpose(1, 2) @ x.float() / counts

@@ -1,0 +1,127 @@
+"""PruneSID: groups by principal component, suppression inside a group, quotas."""
+
+import math
+
+import pytest
+import torch
+
+from diffprune.methods.base import build_method
+from diffprune.methods.prunesid import PruneSID, exact_loadings, split_budget, suppress
+from diffprune.types import VisualTokens
+from tests.methods.examples import kept
+
+
+def prunesid(**options: object) -> PruneSID:
+    method = build_method("prunesid", **options)
+    assert isinstance(method, PruneSID)
+    return method
+
+
+def structured(seed: int, num_tokens: int = 576, width: int = 160) -> VisualTokens:
+    """Tokens made of a few patterns each, as an encoder's are: their components are well apart."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(40, width, generator=generator) * torch.linspace(2.0, 0.5, 40)[:, None]
+    mixture = torch.rand(num_tokens, 40, generator=generator) ** 6
+    x = mixture @ patterns + 0.05 * torch.randn(num_tokens, width, generator=generator)
+    attention = torch.rand(1, num_tokens, generator=generator) ** 3
+    return VisualTokens(x=x[None], cls_attention=attention)
+
+
+def test_a_token_struck_out_strikes_out_nobody() -> None:
+    similarity = torch.tensor([[1.0, 0.9, 0.1, 0.9], [0.9, 1.0, 0.9, 0.0], [0.1, 0.9, 1.0, 0.0], [0.9, 0.0, 0.0, 1.0]])
+    survives = suppress(
+        similarity[None],
+        torch.tensor([[0.4, 0.3, 0.2, 0.1]]),
+        torch.tensor([[0, 0, 0, 1]]),
+        torch.ones(1, 4, dtype=torch.bool),
+        torch.tensor([0.5]),
+    )
+    # 0 strikes out 1, so 2 stays although it is like 1; 3 is like 0 but of another group.
+    assert survives.tolist() == [[True, False, True, True]]
+
+
+def test_quotas_follow_the_survivors_up_to_a_cap() -> None:
+    sizes, survivors = torch.tensor([[6, 3, 3]]), torch.tensor([[4, 2, 1]])
+    # Caps 4 2 1 hold 7 of 8, so they are raised to 5 3 2. One each; 5 more by 4:2:1 end at 2.86 4.29 5, rounded 3 4 5.
+    assert split_budget(sizes, survivors, torch.tensor([8]), torch.tensor([8])).tolist() == [[4, 2, 2]]
+    # Caps 6 4 4 cut the quotas 8 2 2; what is left goes to the group with the most survivors that has room.
+    sizes, survivors = torch.tensor([[20, 8, 8]]), torch.tensor([[20, 3, 3]])
+    assert split_budget(sizes, survivors, torch.tensor([12]), torch.tensor([12])).tolist() == [[6, 4, 2]]
+
+
+def test_components_are_those_of_the_full_decomposition() -> None:
+    for num_tokens, width in ((30, 50), (50, 30)):  # either Gram matrix may be the smaller
+        tokens = structured(1, num_tokens, width)
+        loadings = exact_loadings(tokens.x, tokens.mask, torch.tensor([6]))[0]
+        squashed = torch.sigmoid(tokens.x[0].double()).T  # [D, N]
+        expected = torch.linalg.svd(squashed - squashed.mean(0), full_matrices=False).Vh[:6].T.abs()
+        torch.testing.assert_close(loadings, expected.float(), rtol=1e-3, atol=1e-4)
+
+
+def released_choice(x: torch.Tensor, attention: torch.Tensor, k: int) -> list[int]:
+    """The rule, group by group."""
+    squashed = torch.sigmoid(x.double()).T
+    loadings = torch.linalg.svd(squashed - squashed.mean(0), full_matrices=False).Vh[: k // 4].T.abs()
+    group = loadings.argmax(-1).tolist()
+    unit = torch.nn.functional.normalize(x, dim=-1)
+    similarity = unit @ unit.T
+    theta = k / 32 * float(similarity.triu(1).sum() / (len(x) * (len(x) - 1) / 2))
+    members = [[i for i in range(len(x)) if group[i] == g] for g in range(k // 4)]
+    ranked, survivors = [], []
+    for own in members:
+        waiting = sorted(own, key=lambda token: -float(attention[token]))
+        chosen: list[int] = []
+        for token in waiting:
+            if all(float(similarity[token, other]) <= theta for other in chosen):
+                chosen.append(token)
+        survivors.append(len(chosen))
+        ranked.append(chosen + [token for token in waiting if token not in chosen])
+    cap = [min(5 * math.ceil(k / 64), len(own), count) for own, count in zip(members, survivors, strict=True)]
+    while sum(cap) < k:
+        cap = [min(value + 1, len(own)) for value, own in zip(cap, members, strict=True)]
+    low = [min(1, len(own)) for own in members]
+    spare = k - sum(low) - 1
+    share = (torch.tensor(survivors) / sum(survivors)).cumsum(0)
+    ends = [0, *(share * spare).round().int().tolist()]
+    quota = [min(cap[g], low[g] + ends[g + 1] - ends[g]) for g in range(len(members))]
+    for g in sorted(range(len(members)), key=lambda g: -survivors[g]):
+        quota[g] += min(cap[g] - quota[g], spare + sum(low) - sum(quota))
+    return [token for own, count in zip(ranked, quota, strict=True) for token in own[:count]]
+
+
+@pytest.mark.parametrize("k", [128, 64, 32])
+def test_the_native_choice_is_the_rule_group_by_group(k: int) -> None:
+    tokens = structured(k)
+    assert tokens.cls_attention is not None
+    native = kept(prunesid().select_native(tokens, torch.tensor([k])))[0]
+    assert native == released_choice(tokens.x[0], tokens.cls_attention[0], k)
+    assert len(set(native)) == k - 1  # [CLS] is the release's k-th
+
+
+def test_any_budget_is_met_exactly_whatever_was_struck_out() -> None:
+    tokens = structured(5)
+    for k in (1, 2, 16, 128, 575):
+        keep = prunesid().select(tokens, torch.tensor([k]))[0]
+        assert len(set(keep.tolist())) == k
+
+
+def test_the_randomised_components_follow_torch_s_seed() -> None:
+    tokens, k = structured(3, 80, 40), torch.tensor([24])
+    method = prunesid(components="lowrank")
+    choices = []
+    for seed in (0, 0):
+        torch.manual_seed(seed)
+        choices.append(method.select(tokens, k))
+    assert torch.equal(*choices)
+    assert len(set(choices[0][0].tolist()) & set(prunesid().select(tokens, k)[0].tolist())) > 12
+
+
+def test_native_needs_room_for_cls_and_a_group() -> None:
+    with pytest.raises(ValueError, match="keep=3 leaves native PruneSID no group; it needs K of at least 4"):
+        prunesid(native=True).select(structured(0, 12, 8), torch.tensor([3]))
+
+
+@pytest.mark.parametrize("option, value", [("components", "svd"), ("tokens_per_group", 0)])
+def test_an_option_with_a_wrong_value_is_refused_by_name(option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{option}={value!r}"):
+        build_method("prunesid", **{option: value})
