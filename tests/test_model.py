@@ -288,6 +288,8 @@ def test_wrong_models_methods_and_options_are_answered_with_what_there_is() -> N
         PrunedVLM(model, processor, method="random", sed=3)
     with pytest.raises(ValueError, match="positions='gapped'"):
         PrunedVLM(model, processor, positions="gapped")
+    with pytest.raises(ValueError, match=r"'fastv' drops inside the language model"):
+        PrunedVLM(model, processor, method="fastv", keep=4, positions="packed")
     with pytest.raises(ValueError, match="already"):
         PrunedVLM(PrunedVLM(model, processor), processor)
 

@@ -14,24 +14,25 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffprune.backbones import decoder
-from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch
+from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch, pad_rows
 from diffprune.checkpoint import exported_state, fingerprint, save_pruner
 from diffprune.methods.base import (
     Generators,
     LayerPruner,
     MergingPruner,
     Pruner,
+    Restricted,
     ScoringPruner,
     TrainablePruner,
     build_method,
     draw_normal,
 )
-from diffprune.ops import linear_gate, take_tokens
+from diffprune.ops import hard_mask, linear_gate, take_tokens
 from diffprune.registry import BACKBONES
 from diffprune.tiles import BUDGETS, PerTile
 from diffprune.types import Budget, ImageSelection, LMInputs, Selection, VisualTokens
@@ -90,6 +91,11 @@ class PrunedVLM(nn.Module):
             method = build_method(method, block=self.backbone.block, **options)
         elif options:
             raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
+        if isinstance(method, LayerPruner) and positions == "packed":
+            raise ValueError(
+                f'method {method.name!r} drops inside the language model, where positions="packed" has no meaning; '
+                "leave it out, or see the method's own options"
+            )
         missing = method.needs - self.backbone.provides - {"llm_attention"}
         if missing:
             raise ValueError(
@@ -131,6 +137,7 @@ class PrunedVLM(nn.Module):
         hard: bool = False,
         tokens: VisualTokens | None = None,
         num_targets: int | Tensor | None = None,
+        remove_below: float = 0.0,
     ) -> Float[Tensor, ""]:
         """Caption loss with every token weakened by its weight and none dropped: what is run is what is differentiated.
 
@@ -142,6 +149,7 @@ class PrunedVLM(nn.Module):
             hard: Drop instead of throttling: the loss of the deployed path, for validation.
             tokens: The batch's visual tokens, where they are encoded already.
             num_targets: What the summed loss is divided by; the batch's own answer tokens where left out.
+            remove_below: Tokens with a weight below this leave the sequence, all but the K best; see `throttle`.
         """
         tokens = self.encode(batch) if tokens is None else tokens
         if tokens is None:
@@ -149,14 +157,42 @@ class PrunedVLM(nn.Module):
         elif hard:
             lm = self._drop(batch, tokens, self._counts(tokens, keep))
         else:
-            method = self.method
-            if not isinstance(method, TrainablePruner):
-                raise ValueError(f"method {method.name!r} has nothing to train; loss(..., hard=True) measures it")
-            restricted = self.rule.restrict(tokens, self._counts(tokens, keep), tau=tau, generator=generator)
-            visual = self.backbone.project(restricted.x.to(tokens.x.dtype))  # [B, N, L]
-            tokens = dataclasses.replace(tokens, planes=restrict_planes(tokens, restricted.alpha, generator))
-            lm = self.backbone.splice(batch, tokens, visual, everything(tokens))
-        return self._answer_loss(lm, num_targets)
+            lm, restricted = self.throttle(
+                batch, tokens, tau=tau, keep=keep, generator=generator, remove_below=remove_below
+            )
+            return self.answer_loss(lm, num_targets, penalty=restricted.penalty)
+        return self.answer_loss(lm, num_targets)
+
+    def throttle(
+        self,
+        batch: Batch,
+        tokens: VisualTokens,
+        *,
+        tau: float | Tensor = 1.0,
+        keep: int | float | Tensor | None = None,
+        generator: Generators = None,
+        remove_below: float = 0.0,
+    ) -> tuple[LMInputs, Restricted]:
+        """What the language model is given in training, and the weights that made it.
+
+        Args:
+            remove_below: Tokens whose weight has become smaller are really taken out (progressive removal), all but
+                the K best; 0 takes none out. As the temperature falls the sequence shortens from N towards K, and what
+                is run is still what is differentiated.
+        """
+        method = self.method
+        if not isinstance(method, TrainablePruner):
+            raise ValueError(f"method {method.name!r} has nothing to train; loss(..., hard=True) measures it")
+        counts = self._counts(tokens, keep)
+        restricted: Restricted = self.rule.restrict(tokens, counts, tau=tau, generator=generator)
+        tokens = dataclasses.replace(tokens, planes=restrict_planes(tokens, restricted.alpha, generator))
+        stays = everything(tokens)
+        x = restricted.x
+        if remove_below > 0:
+            stays = survivors(restricted.alpha, counts, tokens.mask, remove_below)
+            x = take_tokens(x, stays)
+        visual = self.backbone.project(x.to(tokens.x.dtype))  # [B, N, L], or fewer than N where tokens were removed
+        return self.backbone.splice(batch, tokens, visual, stays), restricted
 
     forward = loss
 
@@ -269,14 +305,20 @@ class PrunedVLM(nn.Module):
         x, keep = self.rule.reduce(tokens, counts)
         return self.backbone.splice(batch, tokens, self.backbone.project(x), keep, positions=self.positions)
 
-    def _answer_loss(self, lm: LMInputs, num_targets: int | Tensor | None) -> Float[Tensor, ""]:
+    def answer_loss(
+        self, lm: LMInputs, num_targets: int | Tensor | None = None, *, penalty: Float[Tensor, ""] | None = None
+    ) -> Float[Tensor, ""]:
+        """The answers' summed loss over `num_targets`, and the method's own penalty with this batch's share of them."""
         if lm.labels is None:
             raise ValueError("the batch has no answers to learn from; make it with prepare(images, text, answers)")
         hidden = self.backbone.hidden(lm)[:, :-1]
         targets = lm.labels[:, 1:]
         wanted = targets != -100
         logits = self.base.lm_head(hidden[wanted])  # the head runs on answer positions alone
-        total = F.cross_entropy(logits.float(), targets[wanted], reduction="sum")
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        total = F.cross_entropy(logits.to(wide), targets[wanted], reduction="sum")
+        if penalty is not None:
+            total = total + penalty * wanted.sum()
         return total / (wanted.sum() if num_targets is None else num_targets)
 
     def _counts(self, tokens: VisualTokens, keep: int | float | Tensor | None) -> Int[Tensor, " B"]:
@@ -388,6 +430,14 @@ def everything(tokens: VisualTokens) -> Int[Tensor, "B N"]:
     """The index tensor that keeps all real tokens."""
     index = torch.arange(tokens.x.shape[1], device=tokens.x.device).expand(len(tokens), -1)
     return torch.where(tokens.mask, index, -1)
+
+
+def survivors(
+    alpha: Float[Tensor, "B N"], k: Int[Tensor, " B"], mask: Bool[Tensor, "B N"], threshold: float
+) -> Int[Tensor, "B K"]:
+    """Indices of the tokens whose weight reaches the threshold, and of the K heaviest in any case."""
+    stays = ((alpha >= threshold) & mask) | hard_mask(alpha, k, mask)
+    return pad_rows([row.nonzero()[:, 0] for row in stays], -1)
 
 
 def restrict_planes(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffprune.backbones import decoder
 from diffprune.methods.base import build_method
@@ -15,6 +16,18 @@ from tests.contracts.vlm import EveryOther, Moved, pruned, stays, stock_inputs
 
 CLASSIFIERS = {"deit"}
 FAMILIES = [name for name in BACKBONES.names() if name not in CLASSIFIERS]
+PAPER_FAMILIES = ("llava", "llava_next", "qwen2_5_vl")
+# Methods inside the language model with the options they are tried with on three layers.
+IN_LLM: dict[str, dict[str, object]] = {
+    "hidden_norm": {"layer": 1},
+    "fastv": {"layer": 1},
+    "dart": {"layer": 1},
+    "pyramiddrop": {},
+    "sparsevlm": {},
+    "sparsevlm-plus": {"heads": 2},
+}
+INSIDE_PAPER = [(family, name) for family in PAPER_FAMILIES for name in IN_LLM]
+INSIDE = INSIDE_PAPER + [(family, "hidden_norm") for family in FAMILIES if family not in PAPER_FAMILIES]
 QUESTIONS = ["what is it?", "where is the small red thing, please?"]
 
 
@@ -126,47 +139,91 @@ def test_one_bright_patch_is_kept_and_its_box_covers_it(family: str, place: tupl
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_dropping_inside_the_language_model_decodes_as_it_recomputes(family: str) -> None:
-    model, processor = tiny.build(family)
-    vlm = PrunedVLM(model, processor, method="hidden_norm", layer=1, keep=5)
-    batch = vlm.prepare(two_pictures(), QUESTIONS)
-    tokens = vlm.encode(batch)
-    lm = vlm.splice_all(batch, tokens)
-    counts = vlm._prompt_counts(batch, tokens, None)
+@pytest.mark.parametrize(("family", "name"), INSIDE)
+def test_dropping_inside_the_language_model_decodes_as_it_recomputes(family: str, name: str) -> None:
+    vlm = pruned(family, name, keep=5, **IN_LLM[name])
+    answers = ["red", "to the left"]
     with torch.no_grad():
-        hidden, cache = decoder.prefill(vlm.backbone, lm, vlm.method, counts)
-        lengths = cache.lengths()
-        assert lengths[0] > lengths[1] == lengths[2], "the layers after the cut hold fewer tokens"
-        answers = ["red", "to the left"]
-        long = vlm.prepare(two_pictures(), QUESTIONS, answers=answers)
-        tails = [vlm.backbone._answer_ids(answer) for answer in answers]
         for row in range(2):
-            single = vlm.prepare(two_pictures()[row : row + 1], QUESTIONS[row : row + 1])
-            alone = vlm.encode(single)
-            short = vlm.splice_all(single, alone)
-            k = vlm._prompt_counts(single, alone, None)
-            state, caches = decoder.prefill(vlm.backbone, short, vlm.method, k)
-            for token in tails[row]:
+            picture, question = two_pictures()[row : row + 1], QUESTIONS[row : row + 1]
+            state, cache = prefilled(vlm, vlm.prepare(picture, question))
+            lengths = cache.lengths()
+            assert lengths[0] > lengths[2], "the layers after the cut hold fewer tokens"
+            for token in vlm.backbone._answer_ids(answers[row]):
                 embeds = vlm.base.get_input_embeddings()(torch.tensor([[token]]))
-                state = decoder.step(vlm.backbone, embeds, caches)
-            whole = vlm.prepare(two_pictures()[row : row + 1], QUESTIONS[row : row + 1], answers=answers[row : row + 1])
-            full, _ = decoder.prefill(vlm.backbone, vlm.splice_all(whole, vlm.encode(whole)), vlm.method, k)
-            assert (state - full).abs().max() < 1e-4
-        assert long.labels is not None
-        kept = vlm.generate(two_pictures(), QUESTIONS, max_new_tokens=4, return_ids=True)
-        assert kept.shape == (2, 4)
+                state = decoder.step(vlm.backbone, embeds, cache)
+            # The answer stands behind the prompt and has no say in what is kept, so the same tokens stay.
+            whole, _ = prefilled(vlm, vlm.prepare(picture, question, answers=answers[row : row + 1]))
+            assert (state - whole).abs().max() < 1e-4
+    assert vlm.generate(two_pictures(), QUESTIONS, max_new_tokens=4, return_ids=True).shape == (2, 4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_dropping_nothing_inside_the_language_model_is_the_untouched_model(family: str) -> None:
-    model, processor = tiny.build(family)
-    vlm = PrunedVLM(model, processor, method="hidden_norm", layer=1, keep=1.0)
+def prefilled(vlm: PrunedVLM, batch):
+    """Last hidden state and caches of a prompt whose tokens are dropped inside the language model."""
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    lm = vlm.splice_all(batch, tokens)
+    return decoder.prefill(vlm.backbone, lm, vlm.method, vlm._prompt_counts(batch, tokens, None))
+
+
+@pytest.mark.parametrize(("family", "name"), INSIDE)
+def test_dropping_nothing_inside_the_language_model_is_the_untouched_model(family: str, name: str) -> None:
+    vlm = pruned(family, name, keep=1.0, **IN_LLM[name])
     batch = vlm.prepare(two_pictures(), QUESTIONS)
     ours = vlm.generate(two_pictures(), QUESTIONS, max_new_tokens=5, return_ids=True)
     with torch.no_grad():
         stock = vlm.base.generate(**batch.features, max_new_tokens=5, do_sample=False)
     assert torch.equal(ours, stock[:, batch.features["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize(("family", "name"), INSIDE)
+def test_dropping_inside_the_language_model_answers_a_batch_as_its_rows_one_by_one(family: str, name: str) -> None:
+    vlm = pruned(family, name, keep=0.4, **IN_LLM[name])
+    texts = ["what is it?", "hello there", "compare the two, please, and say which is larger"]
+    images = [tiny.picture(1, (100, 70)), None, [tiny.picture(2, (64, 120)), tiny.picture(3, (90, 90))]]
+    together = vlm.generate(images, texts, return_ids=True, max_new_tokens=4)
+    for row, (image, text) in enumerate(zip(images, texts, strict=True)):
+        alone = vlm.generate([image], [text], return_ids=True, max_new_tokens=4)
+        assert torch.equal(together[row], alone[0]), f"row {row} answers otherwise in a batch"
+
+
+class WideTensors(TorchDispatchMode):
+    """Records every operation that makes a tensor with two axes of `width` or more."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.found: dict[str, tuple[int, ...]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, Tensor) and sum(size >= self.width for size in value.shape) >= 2:
+                self.found[str(func)] = tuple(value.shape)
+        return out
+
+
+@pytest.mark.parametrize(("family", "name"), INSIDE_PAPER)
+def test_no_map_of_all_tokens_against_all_is_ever_made(family: str, name: str) -> None:
+    vlm = pruned(family, name, keep=5, **IN_LLM[name])
+    assert vlm.backbone.language_model.config._attn_implementation == "sdpa"
+    batch = vlm.prepare(two_pictures(), ["what is it? " * 20, "and this?"])  # of different length, so padded
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    lm, counts = vlm.splice_all(batch, tokens), vlm._prompt_counts(batch, tokens, None)
+    length = lm.inputs_embeds.shape[1]
+    assert length > 200 and length > 2 * lm.inputs_embeds.shape[2]
+    with torch.no_grad(), WideTensors(length // 2) as watch:
+        decoder.prefill(vlm.backbone, lm, vlm.method, counts)
+    assert watch.found == {}
+
+
+def test_a_map_of_all_tokens_against_all_would_be_seen() -> None:
+    vlm = pruned("llava")
+    batch = vlm.prepare(two_pictures(), ["what is it? " * 20, "and this?"])
+    with torch.no_grad(), WideTensors(100) as watch:
+        vlm.base(**batch.features)  # padding makes the stock forward build a mask of T x T
+    assert watch.found
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -94,8 +94,12 @@ def test_a_method_inside_the_llm_says_so_and_keeps_k_visual_tokens(name: str) ->
     assert isinstance(method, LayerPruner)
     with pytest.raises(ValueError, match="inside the language model"):
         method.select(make_tokens(), torch.tensor([3, 3, 3]))
-    stages = method.stages(num_layers=32)
-    assert max(stages.values()) == 1.0 and all(0 <= layer < 32 and 0 < share <= 1 for layer, share in stages.items())
+    stages = method.stages(num_layers=32, num_visual=576, keep=64)
+    assert stages and all(0 <= layer < 32 for layer in stages)
+    counts = [stages[layer] for layer in sorted(stages)]
+    assert counts == sorted(counts, reverse=True) and counts[-1] == 64
+    assert 64 <= method.average(32, 576, 64) < 576
+    assert set(method.stages(32, 576, 576).values()) == {576} and set(method.stages(32, 0, 0).values()) == {0}
     if "llm_attention" in method.needs:
         pytest.skip(f"{name} reads attention, which only a model gives")
     torch.manual_seed(0)

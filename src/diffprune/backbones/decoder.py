@@ -1,12 +1,16 @@
 """Our own loop over the decoder's layers, for methods that drop tokens inside the language model.
 
 The stock forward has one sequence length for all layers. Here each layer sees the tokens that are left when it is
-reached and keeps a cache of exactly those; positions are the original ones throughout, so decoding goes on from the
-unpruned length in every layer.
+reached and keeps a cache of exactly those. Positions are the original ones throughout, so decoding goes on from the
+unpruned length in every layer; a method that numbers what is left anew ("packed") goes on from its own count in each.
+
+Real columns come first and padding behind: then being causal is all the mask a prompt needs, a batch of different
+lengths included, and no layer is ever given a T x T tensor under SDPA.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,94 +23,268 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from diffprune.backbones.base import Backbone, left_pad_order, pad_rows
-from diffprune.methods.base import LayerPruner, LayerState
+from diffprune.backbones.base import IGNORE, Backbone
+from diffprune.methods.base import Cut, LayerPruner, LayerState, Prompt
+from diffprune.methods.llm_attention import AttentionReader, columns_of
 from diffprune.types import LMInputs
 
 
 @dataclass(slots=True)
-class LayerCache:
-    """Keys and values per layer, and which of their columns are real: layers after a cut are shorter."""
+class Segment:
+    """Layers that hold the same tokens.
 
-    keys_values: DynamicCache
-    valid: list[Bool[Tensor, "B T"]]
+    Args:
+        layers: Their indices.
+        valid: Which columns of their caches are real.
+        padded: Whether any is not.
+        next_position: Of the token to come.
+    """
+
+    layers: range
+    valid: Bool[Tensor, "B T"]
+    padded: bool
     next_position: Int[Tensor, "*R B 1"]
 
+
+@dataclass(slots=True)
+class LayerCache:
+    """Keys and values of each layer, and the segments of layers that hold the same tokens: shorter after each cut."""
+
+    keys_values: DynamicCache
+    segments: list[Segment]
+
     def lengths(self) -> list[int]:
-        """Cached tokens of each layer."""
-        return [mask.shape[1] for mask in self.valid]
+        """Cached columns of each layer."""
+        return [segment.valid.shape[1] for segment in self.segments for _ in segment.layers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """The tokens on their way through the layers, real columns first."""
+
+    hidden: Float[Tensor, "B T L"]
+    positions: Int[Tensor, "*R B T"]
+    valid: Bool[Tensor, "B T"]
+    visual: Bool[Tensor, "B T"]
+    source: Int[Tensor, "B T"]
+    additions: tuple[Float[Tensor, "B T L"], ...]
+    two_way: Bool[Tensor, "B T"] | None
+
+    def take(self, columns: Int[Tensor, "B U"], valid: Bool[Tensor, "B U"]) -> "Stream":
+        """The columns named, in that order; `valid` says which of them are real."""
+        wide = columns[..., None].expand(-1, -1, self.hidden.shape[-1])
+        return Stream(
+            hidden=self.hidden.gather(1, wide),
+            positions=self.positions.gather(-1, columns.expand(*self.positions.shape[:-2], *columns.shape)),
+            valid=valid,
+            visual=self.visual.gather(1, columns) & valid,
+            source=self.source.gather(1, columns),
+            additions=tuple(addition.gather(1, wide) for addition in self.additions),
+            two_way=None if self.two_way is None else self.two_way.gather(1, columns) & valid,
+        )
+
+    def packed(self) -> "Stream":
+        """The same with positions that count on from the first without a gap."""
+        counted = self.valid.cumsum(-1) - 1 + self.positions[..., :1]
+        return replace(self, positions=torch.where(self.valid, counted, 0))
+
+    def segment(self, layers: range) -> Segment:
+        """Layers that run on these tokens."""
+        last = torch.where(self.valid, self.positions, 0).amax(-1, keepdim=True)  # [*R, B, 1]
+        if last.ndim == 3:  # a picture at the end of the prompt: the token to come stands behind all three axes
+            last = last.amax(0, keepdim=True).expand_as(last)
+        return Segment(layers=layers, valid=self.valid, padded=not bool(self.valid.all()), next_position=last + 1)
 
 
 def prefill(
     backbone: Backbone, lm: LMInputs, method: LayerPruner, k: Int[Tensor, " B"]
 ) -> tuple[Float[Tensor, "B L"], LayerCache]:
-    """Hidden state of the last position and the caches, with visual tokens dropped where the method says."""
+    """Hidden state of the last position and the caches, with visual tokens dropped where the method says.
+
+    Where `lm` holds answers (labels), they stand behind the prompt and have no say in what is kept.
+    """
     decoder = backbone.language_model
-    additions = backbone.layer_additions(lm)
-    hidden, positions, valid, visual = lm.inputs_embeds, lm.position_ids, lm.attention_mask.bool(), lm.visual
-    two_way = backbone.two_way(lm)
-    cache = LayerCache(keys_values=DynamicCache(), valid=[], next_position=positions[..., -1:] + 1)
-    stages = method.stages(len(decoder.layers))
-    total = visual.sum(-1)
-    for index in range(len(decoder.layers)):
-        if index in stages:
-            target = total - ((total - k.clamp(max=total)).double() * stages[index]).round().long()
-            columns = pad_rows([row.nonzero()[:, 0] for row in visual], -1)
-            state = LayerState(layer=index, hidden=hidden, attention_mask=valid, visual=columns)
-            keep = method.select_at(state, target)
-            chosen = torch.zeros_like(columns, dtype=torch.bool)
-            chosen.scatter_(1, keep.clamp_min(0), keep >= 0)
-            # A padded entry of `keep` points at column 0; put that one back to what the real entries say.
-            chosen[:, :1] = (keep == 0).any(-1, keepdim=True)
-            dropped = torch.zeros_like(valid)
-            for row in range(len(columns)):
-                dropped[row, columns[row][(columns[row] >= 0) & ~chosen[row]]] = True
-            order, valid = left_pad_order(valid & ~dropped)
-            features = order[..., None].expand(-1, -1, hidden.shape[-1])
-            hidden = hidden.gather(1, features)
-            additions = [addition.gather(1, features) for addition in additions]
-            positions = positions.gather(-1, order.expand(*positions.shape[:-2], *order.shape))
-            visual = visual.gather(1, order) & valid
-            two_way = None if two_way is None else two_way.gather(1, order)
-        cache.valid.append(valid)
-        hidden = _layer(decoder, index, hidden, positions, cache, two_way)
-        if index < len(additions):
-            hidden = hidden + additions[index]
-    return decoder.norm(hidden)[:, -1], cache
+    num_layers = len(decoder.layers)
+    plan = plan_stages(method, num_layers, lm.visual.sum(-1), k)
+    stream, prompt = start(backbone, lm)
+    cache = LayerCache(keys_values=DynamicCache(), segments=[])
+    entered = None
+    for first, end in pairwise([*sorted({0, *plan}), num_layers]):
+        if first in plan and bool((stream.visual.sum(-1) > plan[first]).any()):
+            stream = drop(decoder, first, stream, prompt, entered, cache, method, plan[first])
+        segment = stream.segment(range(first, end))
+        cache.segments.append(segment)
+        tables = decoder.rotary_emb(stream.hidden, stream.positions)
+        mask = prefill_mask(decoder, stream)
+        for index in segment.layers:
+            entered = stream.hidden
+            hidden = run_layer(decoder, index, entered, stream.positions, tables, mask, cache)
+            if index < len(stream.additions):
+                hidden = hidden + stream.additions[index]
+            stream = replace(stream, hidden=hidden)
+    last = stream.valid.sum(-1) - 1
+    return decoder.norm(stream.hidden[torch.arange(len(last), device=last.device), last]), cache
 
 
 def step(backbone: Backbone, embeds: Float[Tensor, "B 1 L"], cache: LayerCache) -> Float[Tensor, "B L"]:
     """Hidden state after one more token, every layer with its own cache."""
     decoder, hidden = backbone.language_model, embeds
-    for index in range(len(decoder.layers)):
-        cache.valid[index] = torch.cat([cache.valid[index], cache.valid[index].new_ones(len(embeds), 1)], dim=1)
-        hidden = _layer(decoder, index, hidden, cache.next_position, cache)
-    cache.next_position = cache.next_position + 1
+    for segment in cache.segments:
+        segment.valid = torch.cat([segment.valid, segment.valid.new_ones(len(embeds), 1)], dim=1)
+        mask = additive(segment.valid[:, None, None], hidden) if segment.padded else None  # [B, 1, 1, T]
+        tables = decoder.rotary_emb(hidden, segment.next_position)
+        for index in segment.layers:
+            hidden = run_layer(decoder, index, hidden, segment.next_position, tables, mask, cache)
+        segment.next_position = segment.next_position + 1
     return decoder.norm(hidden)[:, -1]
 
 
-def _layer(
-    decoder: Any, index: int, hidden: Tensor, positions: Tensor, cache: LayerCache, two_way: Tensor | None = None
-) -> Tensor:
-    valid = cache.valid[index]
-    num_queries, num_keys = hidden.shape[1], valid.shape[1]
-    causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=hidden.device).tril(num_keys - num_queries)
-    if two_way is not None:
-        causal = causal | (two_way[:, None, :, None] & two_way[:, None, None, :])
-    allowed = causal & valid[:, None, None, :]
-    # An additive mask serves SDPA and eager alike; rows of padding see themselves, so that nothing is 0 / 0.
-    own = torch.eye(num_queries, num_keys, dtype=torch.bool, device=hidden.device).roll(num_keys - num_queries, 1)
-    mask = torch.zeros(allowed.shape, dtype=hidden.dtype, device=hidden.device)
-    mask.masked_fill_(~(allowed | own), torch.finfo(hidden.dtype).min)
+# The parts of a prefill ----------------------------------------------------------------------------------------------
+
+
+def plan_stages(
+    method: LayerPruner, num_layers: int, num_visual: Int[Tensor, " B"], k: Int[Tensor, " B"]
+) -> dict[int, Int[Tensor, " B"]]:
+    """For each layer with a cut, the visual tokens each prompt has left from there on."""
+    rows = [
+        method.stages(num_layers, total, min(keep, total))
+        for total, keep in zip(num_visual.tolist(), k.tolist(), strict=True)
+    ]
+    return {layer: torch.tensor([row[layer] for row in rows], device=k.device) for layer in rows[0]}
+
+
+def start(backbone: Backbone, lm: LMInputs) -> tuple[Stream, Prompt]:
+    """The sequence before the first layer, and the prompt as methods look back at it."""
+    real = lm.attention_mask.bool()
+    asked = real if lm.labels is None else real & (lm.labels == IGNORE)
+    columns = torch.arange(real.shape[1], device=real.device)
+    picture = (lm.input_ids == backbone.image_token_id) & asked  # newlines between its rows included
+    behind = asked & (columns > torch.where(picture, columns, -1).amax(-1, keepdim=True))
+    last = torch.where(asked, columns, 0).amax(-1, keepdim=True)
+    prompt = Prompt(
+        embeds=lm.inputs_embeds,
+        visual=lm.visual,
+        instruction=torch.where(behind.any(-1, keepdim=True), behind, columns == last),
+    )
+    stream = Stream(
+        hidden=lm.inputs_embeds,
+        positions=lm.position_ids,
+        valid=real,
+        visual=lm.visual,
+        source=columns.expand_as(real),
+        additions=tuple(backbone.layer_additions(lm)),
+        two_way=backbone.two_way(lm),
+    )
+    return stream.take(*real_first(real)), prompt
+
+
+def drop(
+    decoder: Any,
+    layer: int,
+    stream: Stream,
+    prompt: Prompt,
+    entered: Tensor | None,
+    cache: LayerCache,
+    method: LayerPruner,
+    k: Int[Tensor, " B"],
+) -> Stream:
+    """The sequence with the visual tokens that the method keeps before that layer."""
+    visual = columns_of(stream.visual)
+    state = LayerState(
+        layer=layer,
+        hidden=stream.hidden,
+        attention_mask=stream.valid,
+        visual=visual,
+        last=last_column(stream, prompt),
+        source=stream.source,
+        prompt=prompt,
+        reader=AttentionReader(
+            decoder=decoder,
+            layer=layer,
+            entered=entered,
+            hidden=stream.hidden,
+            tables=decoder.rotary_emb(stream.hidden, stream.positions),
+            valid=stream.valid,
+            two_way=stream.two_way,
+            cache=cache.keys_values,
+        ),
+    )
+    chosen = method.select_at(state, k.minimum((visual >= 0).sum(-1)))
+    short = leave(stream, visual, chosen if isinstance(chosen, Cut) else Cut(chosen))
+    return short.packed() if method.positions == "packed" else short
+
+
+def leave(stream: Stream, visual: Int[Tensor, "B M"], cut: Cut) -> Stream:
+    """The sequence with the tokens of the cut, in the cut's order, and everything that is not visual."""
+    width = stream.valid.shape[1]
+    columns = visual.gather(1, cut.keep.clamp_min(0)).masked_fill(cut.keep < 0, width)  # [B, K]; padding past the end
+    if cut.hidden is not None:
+        spare = torch.cat([stream.hidden, stream.hidden[:, :1]], dim=1)
+        spare = spare.scatter(1, columns[..., None].expand_as(cut.hidden), cut.hidden.to(spare.dtype))
+        stream = replace(stream, hidden=spare[:, :width])
+    stays = torch.nn.functional.pad(stream.valid & ~stream.visual, (0, 1)).scatter(1, columns, True)[:, :width]
+    places = columns.sort(dim=-1).values  # the n-th token of the cut goes to the n-th place that stays
+    content = torch.arange(width + 1, device=columns.device).repeat(len(columns), 1).scatter(1, places, columns)
+    order, valid = real_first(stays)
+    return stream.take(content.gather(1, order), valid)
+
+
+def last_column(stream: Stream, prompt: Prompt) -> Int[Tensor, " B"]:
+    """Where the last instruction token stands."""
+    columns = torch.arange(stream.valid.shape[1], device=stream.valid.device)
+    instruction = prompt.instruction.gather(1, stream.source) & stream.valid
+    return torch.where(instruction, columns, 0).amax(-1)
+
+
+def real_first(stays: Bool[Tensor, "B T"]) -> tuple[Int[Tensor, "B U"], Bool[Tensor, "B U"]]:
+    """Columns that stay, in order and flush left, and which of them are real."""
+    width = max(1, int(stays.sum(-1).max()))
+    order = torch.argsort((~stays).long(), dim=-1, stable=True)[:, :width]
+    return order, stays.gather(1, order)
+
+
+# One layer -----------------------------------------------------------------------------------------------------------
+
+
+def prefill_mask(decoder: Any, stream: Stream) -> Float[Tensor, "B 1 T T"] | None:
+    """What a layer is given as its mask: nothing under SDPA, where being causal is enough; else all of it."""
+    if stream.two_way is None and decoder.config._attn_implementation == "sdpa":
+        return None
+    width = stream.valid.shape[1]
+    allowed = torch.ones(width, width, dtype=torch.bool, device=stream.valid.device).tril()
+    if stream.two_way is not None:
+        allowed = allowed | (stream.two_way[:, :, None] & stream.two_way[:, None])
+    return additive((allowed & stream.valid[:, None])[:, None], stream.hidden)
+
+
+def additive(allowed: Bool[Tensor, "B 1 Q T"], like: Tensor) -> Float[Tensor, "B 1 Q T"]:
+    """0 where a key is seen and the lowest number where not: SDPA and eager attention both take it."""
+    mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(~allowed, torch.finfo(like.dtype).min)
+
+
+def run_layer(
+    decoder: Any,
+    index: int,
+    hidden: Float[Tensor, "B T L"],
+    positions: Int[Tensor, "*R B T"],
+    tables: tuple[Tensor, Tensor],
+    mask: Float[Tensor, "B 1 T U"] | None,
+    cache: LayerCache,
+) -> Float[Tensor, "B T L"]:
+    """One layer as it is, its keys and values put into the cache."""
     out = decoder.layers[index](
         hidden,
         attention_mask=mask,
         position_ids=positions if positions.ndim == 2 else positions[0],
         past_key_values=cache.keys_values,
         use_cache=True,
-        position_embeddings=decoder.rotary_emb(hidden, positions),
+        position_embeddings=tables,
     )
     return out[0] if isinstance(out, tuple) else out
+
+
+# Generation ----------------------------------------------------------------------------------------------------------
 
 
 def generate(
@@ -122,8 +300,14 @@ def generate(
     top_p: float | None = None,
     eos_token_id: int | list[int] | None = None,
     generator: torch.Generator | None = None,
+    **unknown: Any,
 ) -> Int[Tensor, "B T"]:
     """New tokens, greedy or sampled, with per-layer caches."""
+    if unknown:
+        raise ValueError(
+            f"{', '.join(unknown)} cannot be given to {method.name!r}: what drops tokens inside the language model "
+            "decodes greedily or by sampling; leave it out"
+        )
     warpers = LogitsProcessorList()
     if do_sample:
         if temperature != 1.0:
@@ -144,7 +328,7 @@ def generate(
     while True:
         logits = backbone.model.lm_head(hidden).float()
         if do_sample:
-            logits = warpers(lm.input_ids, logits)
+            logits = warpers(cast(torch.LongTensor, lm.input_ids), logits)
             token = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
         else:
             token = logits.argmax(-1)

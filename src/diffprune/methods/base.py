@@ -4,7 +4,7 @@ Pruner             select(tokens, k) -> keep [B, K]
   ScoringPruner    score(tokens) -> logits [B, N]; select keeps the K largest
     TrainablePruner  restrict(tokens, k, tau) -> weakened tokens [B, N, D], for training
   MergingPruner    reduce(tokens, k) -> new tokens [B, K, D] and their positions [B, K]
-  LayerPruner      select_at(layer, state, k) -> keep [B, K], inside the language model
+  LayerPruner      select_at(state, k) -> keep [B, K], inside the language model
 """
 
 import dataclasses
@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from diffprune.methods.layer_budget import layer_average
+from diffprune.methods.llm_attention import Reader, at_columns
 from diffprune.nn import BlockSpec
 from diffprune.ops import hard_topk
 from diffprune.registry import METHODS
@@ -138,17 +140,107 @@ class MergingPruner(Pruner):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the language model was given, before its first layer: P columns a row.
+
+    Args:
+        embeds: Text and projected visual tokens.
+        visual: True where a visual token stands.
+        instruction: True at the text behind the last picture, answers excluded; at the last column where there is none.
+    """
+
+    embeds: Float[Tensor, "B P L"]
+    visual: Bool[Tensor, "B P"]
+    instruction: Bool[Tensor, "B P"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
     """What a method inside the language model sees right before a decoder layer.
 
-    Rows are prompts here, not images: `visual` lists, for each prompt, the columns where visual tokens still stand
-    (ascending, -1 for padding).
+    Rows are prompts here, not images; their real columns come first, padding behind. What costs something is computed
+    when it is asked for: `attention`, `keys`, `rope_bias` and `normed` need a `reader`, which a running model gives.
+
+    Args:
+        layer: The layer about to run; `layer - 1` just ran.
+        hidden: What is about to enter it.
+        attention_mask: True where a column is real.
+        visual: For each prompt the columns where visual tokens still stand, ascending, -1 for padding.
+        last: Column of the last instruction token, from which the answer goes on. Left out: the last real column.
+        source: Column of `prompt` each column comes from.
+        prompt: What the first layer was given.
+        reader: Of the layers beside the cut.
     """
 
     layer: int
     hidden: Float[Tensor, "B T L"]
     attention_mask: Bool[Tensor, "B T"]
     visual: Int[Tensor, "B M"]
+    last: Int[Tensor, " B"] = None  # type: ignore[assignment]  # filled in __post_init__
+    source: Int[Tensor, "B T"] | None = None
+    prompt: Prompt | None = None
+    reader: Reader | None = None
+
+    def __post_init__(self) -> None:
+        if self.last is None:  # pyright: ignore[reportUnnecessaryComparison]
+            columns = torch.arange(self.attention_mask.shape[1], device=self.attention_mask.device)
+            last = torch.where(self.attention_mask, columns, 0).amax(-1)
+            object.__setattr__(self, "last", last)
+
+    @property
+    def instruction(self) -> Bool[Tensor, "B T"]:
+        """True at the columns of the text behind the last picture."""
+        return self.from_prompt(self._prompt.instruction)
+
+    def from_prompt(self, mask: Bool[Tensor, "B P"]) -> Bool[Tensor, "B T"]:
+        """A mask over the prompt's columns as one over the columns that are left."""
+        assert self.source is not None
+        return mask.gather(1, self.source) & self.attention_mask
+
+    def attention(self, rows: Int[Tensor, "B R"], layer: int | None = None) -> Float[Tensor, "B H R T"]:
+        """How the query columns `rows` (-1: none) attend, in float32: in the layer that just ran, or in `layer`."""
+        return self._reader.attention(rows, self.layer - 1 if layer is None else layer)
+
+    def last_attention(self, layer: int | None = None) -> Float[Tensor, "B M"]:
+        """Attention each visual token gets from the last instruction token, mean over heads."""
+        row = self.attention(self.last[:, None], layer).mean(1)[:, 0]  # [B, T]
+        return at_columns(row, self.visual)
+
+    def keys(self, layer: int | None = None) -> Float[Tensor, "B H T E"]:
+        """Rotated keys of the layer that just ran, or of `layer`, one set per key-value head."""
+        return self._reader.keys(self.layer - 1 if layer is None else layer)
+
+    def rope_bias(self, rows: Int[Tensor, "B R"]) -> Float[Tensor, "B R T"]:
+        """What queries and keys of all ones would score at these positions."""
+        return self._reader.rope_bias(rows)
+
+    def normed(self) -> Float[Tensor, "B T L"]:
+        """Hidden states through the model's final norm."""
+        return self._reader.final_norm(self.hidden)
+
+    @property
+    def _reader(self) -> Reader:
+        if self.reader is None:
+            raise ValueError("the state holds no reader of decoder layers; let PrunedVLM.generate make it")
+        return self.reader
+
+    @property
+    def _prompt(self) -> Prompt:
+        if self.prompt is None:
+            raise ValueError("the state holds no prompt; let PrunedVLM.generate make it")
+        return self.prompt
+
+
+class Cut(NamedTuple):
+    """What stays at a cut, where that is more than a choice.
+
+    Args:
+        keep: Indices into `LayerState.visual`; the tokens go on in the order given, in the places of those that stay.
+        hidden: What these tokens hold from now on, where some were merged with others.
+    """
+
+    keep: Int[Tensor, "B K"]
+    hidden: Float[Tensor, "B K L"] | None = None
 
 
 class LayerPruner(Pruner):
@@ -157,15 +249,24 @@ class LayerPruner(Pruner):
     place: ClassVar[str] = "inside the LLM"
 
     @abstractmethod
-    def stages(self, num_layers: int) -> dict[int, float]:
-        """The layers before which tokens are dropped, and the share of the distance to K covered by then.
+    def stages(self, num_layers: int, num_visual: int, keep: int) -> dict[int, int]:
+        """The layers before which tokens are dropped, and how many visual tokens a prompt has left from there on.
 
-        `{2: 1.0}` drops to K before layer 2; `{8: 0.5, 16: 1.0}` drops half of what must go before layer 8.
+        `{2: 64}` drops to 64 before layer 2. A prompt that may keep all its tokens, or has none, loses none.
         """
 
     @abstractmethod
-    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        """Indices into `state.visual` of the tokens that stay in each prompt."""
+    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"] | Cut:
+        """Indices into `state.visual` of the tokens that stay in each prompt; a `Cut` where some change."""
+
+    @property
+    def positions(self) -> str:
+        """ "original", or "packed" where a method numbers what is left anew after each cut."""
+        return "original"
+
+    def average(self, num_layers: int, num_visual: int, keep: int) -> float:
+        """Visual tokens a decoder layer sees, mean over all layers: the other meaning of "K tokens" in tables."""
+        return layer_average(self.stages(num_layers, num_visual, keep), num_layers, num_visual)
 
     def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
         raise ValueError(f"{self.name} chooses inside the language model; use PrunedVLM.generate with it")

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffprune.methods.base import Card, LayerPruner, LayerState
+from diffprune.methods.layer_budget import check_cut
 from diffprune.ops import hard_topk, take_tokens
 from diffprune.registry import METHODS
 
@@ -31,10 +32,8 @@ class HiddenNorm(LayerPruner):
     card = Card(idea="drops before one decoder layer, keeps the K visual tokens with the largest hidden-state norm")
     Options: ClassVar[type] = HiddenNormOptions
 
-    def stages(self, num_layers: int) -> dict[int, float]:
-        if self.options.layer >= num_layers:
-            raise ValueError(f"layer={self.options.layer} is past the model's {num_layers} layers; give a smaller one")
-        return {self.options.layer: 1.0}
+    def stages(self, num_layers: int, num_visual: int, keep: int) -> dict[int, int]:
+        return {check_cut(self.options.layer, num_layers, first=0): min(keep, num_visual)}
 
     def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
         norms = take_tokens(state.hidden, state.visual).float().norm(dim=-1)  # [B, M]

@@ -1,0 +1,90 @@
+"""PyramidDrop: fewer visual tokens stage by stage, ranked by the last instruction token's attention. No training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Int
+from torch import Tensor
+
+from diffprune.methods.base import Card, LayerPruner, LayerState, check_choices
+from diffprune.methods.layer_budget import average_stages, check_cut, scale_layers
+from diffprune.ops import hard_topk
+from diffprune.registry import METHODS
+
+LAYERS = (8, 16, 24)  # of 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PyramidDropOptions:
+    """Args:
+    layers: Decoder layers (from 0) before which tokens are dropped. Left out: a quarter, half and three quarters of the
+        model's depth, which is 8, 16 and 24 of 32.
+    ratios: Share of all visual tokens that each stage holds.
+    budget: "exact" puts K in place of the last stage, and no stage holds fewer; "average" makes K the mean over all
+        layers, every stage the same share of the one before.
+    native: As released: every stage holds int(N * ratio) tokens whatever K is (but all where K is all), and what is
+        left is numbered anew after each cut.
+    """
+
+    layers: Sequence[int] | None = None
+    ratios: Sequence[float] = (0.5, 0.25, 0.125)
+    budget: str = "exact"
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        check_choices(self, budget=("exact", "average"))
+        for name in ("layers", "ratios"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, tuple(value))  # a list, where the options come from a file
+        layers = LAYERS if self.layers is None else self.layers
+        if len(layers) != len(self.ratios) or not layers:
+            raise ValueError(
+                f"layers={layers} and ratios={self.ratios} differ in number; give one ratio for each layer"
+            )
+        if list(layers) != sorted(set(layers)):
+            raise ValueError(f"layers={layers} do not rise; name each layer once, the first one first")
+        if list(self.ratios) != sorted(self.ratios, reverse=True) or not 0 < self.ratios[-1] <= self.ratios[0] <= 1:
+            raise ValueError(f"ratios={self.ratios} do not fall from at most 1 to above 0; a dropped token stays away")
+
+
+@METHODS.register("pyramiddrop")
+class PyramidDrop(LayerPruner):
+    """The ranking uses the layer about to run: its norm, its query and its keys."""
+
+    card = Card(
+        idea="drops in three stages, keeps the visual tokens that the last instruction token attends to most",
+        paper="PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid Visual Redundancy Reduction",
+        year=2024,
+        licence="MIT",
+        certainty="release read",
+        budget="exact K after the last stage, or K as the mean over layers",
+    )
+    needs: ClassVar[frozenset[str]] = frozenset({"llm_attention"})
+    Options: ClassVar[type] = PyramidDropOptions
+
+    @property
+    def positions(self) -> str:
+        return "packed" if self.options.native else "original"
+
+    def cuts(self, num_layers: int) -> list[int]:
+        """The layers before which tokens are dropped; a shallow model may have fewer of them than stages."""
+        if self.options.layers is not None:
+            return [check_cut(layer, num_layers) for layer in self.options.layers]
+        return [check_cut(max(1, layer), num_layers) for layer in scale_layers(LAYERS, num_layers)]
+
+    def stages(self, num_layers: int, num_visual: int, keep: int) -> dict[int, int]:
+        options, cuts = self.options, self.cuts(num_layers)
+        if keep >= num_visual:
+            return dict.fromkeys(cuts, num_visual)
+        by_ratio = [max(1, int(num_visual * ratio)) for ratio in options.ratios]
+        if options.native:
+            return dict(zip(cuts, by_ratio, strict=True))
+        if options.budget == "average":
+            return average_stages(sorted(set(cuts)), num_layers, num_visual, keep)
+        counts = [max(keep, count) for count in by_ratio[:-1]] + [keep]
+        return dict(zip(cuts, counts, strict=True))
+
+    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+        return hard_topk(state.last_attention(state.layer), k, state.visual >= 0)
