@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import yaml
 
-from diffprune.config import RunConfig, load_config, make_config, parse_override, to_yaml
+from diffprune.config import RunConfig, differences, load_config, make_config, parse_override, to_yaml
 from diffprune.methods.diffprune import DiffPruneOptions
 from diffprune.registry import METHODS
 
@@ -39,15 +39,42 @@ def test_a_file_wins_over_its_recipe_and_an_override_over_the_file():
     assert (config.optim.clip, config.optim.lr, config.optim.warmup) == (0.5, 1e-4, 0)
 
 
-def test_every_shipped_config_loads_and_has_the_papers_recipe(root):
-    found = configs(root)
+def test_every_config_of_a_public_model_has_the_papers_recipe(root):
+    found = [path for path in configs(root) if not path.parent.name.startswith("scenes")]
     assert len(found) >= 5
     for path in found:
         config = load_config(path)
+        assert config.recipe == "paper"
         assert config.optim.lr == 2e-4 and config.optim.batch_size * config.optim.accumulate == 16
         assert config.tau.anneal_steps == 2000 and config.seed == 42
         METHODS.get(config.method.name).Options(**config.method.options)  # every option is one the method has
         assert path.stem == f"{config.method.name}_k{config.budget.keep}"
+
+
+def test_the_configs_of_scenes_train_what_their_names_say(root):
+    found = [path for path in configs(root) if path.parent.name.startswith("scenes")]
+    assert len(found) >= 10
+    for path in found:
+        config = load_config(path)
+        assert config.backbone.name == path.parent.name.replace("_", "-") and config.data.name == "scenes"
+        assert config.optim.steps and config.optim.precision == "float32"
+        METHODS.get(config.method.name).Options(**config.method.options)
+        wanted = "any" if config.budget.range else f"k{config.budget.keep}"
+        bridge = "_bridge" if config.recipe == "bridge" else ""
+        assert path.stem == f"{config.method.name}{bridge}_{wanted}"
+
+
+def test_the_bridge_removes_tokens_and_keeps_kept_ones_exact():
+    config = make_config({**MINIMAL, "recipe": "bridge"})
+    assert config.remove_below == 1e-3 and config.method.options == {"kept_exact": True}
+    assert make_config({**MINIMAL, "recipe": "bridge", "method": {"name": "gumbel_ste"}}).method.options == {}
+    assert make_config(MINIMAL).remove_below == 0.0
+
+
+def test_a_change_is_shown_by_its_key():
+    before, after = make_config(MINIMAL), make_config(MINIMAL, ["optim.lr=1e-4", "method.noise=unit"])
+    assert differences(before, before) == []
+    assert differences(before, after) == ["optim.lr: 0.0002 -> 0.0001", "method.noise: None -> 'unit'"]
 
 
 def test_the_resolved_config_reads_back_equal(root, tmp_path):
@@ -97,7 +124,11 @@ def test_an_override_is_read_as_people_write_numbers(text, value):
         ("budget.range=[16, 128]", "give one and set the other to null"),
         ("tau.end=3.0", "tau.end is 3.0"),
         ("data.share=0", "data.share is 0"),
-        ("recipe=mine", "recipe is 'mine': must be 'default' or 'paper'"),
+        ("remove_below=0.5", "remove_below is 0.5"),
+        ("validation.every=0", "validation.every is 0"),
+        ("validation.choose_by=luck", "validation.choose_by is 'luck'"),
+        ("saving.keep=0", "saving.keep is 0"),
+        ("recipe=mine", "recipe is 'mine': must be 'default' or 'paper' or 'bridge'"),
         ("optim.lr", "not of the form key.name=value"),
         ("=1", "not of the form key.name=value"),
         ("optim.lr=[", "is not YAML"),

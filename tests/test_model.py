@@ -159,6 +159,12 @@ def test_at_full_budget_the_throttled_loss_is_the_untouched_models() -> None:
     assert torch.allclose(vlm.loss(batch, tau=1.0), vlm.loss(batch, hard=True), atol=1e-5)
 
 
+def test_training_numbers_positions_as_deployment_does() -> None:
+    vlm = pruned("qwen2_5_vl", "diffprune", keep=1.0, positions="packed")
+    batch = vlm.prepare([tiny.picture(1)], ["what?"], ["red"])
+    assert torch.allclose(vlm.loss(batch, tau=1.0), vlm.loss(batch, hard=True), atol=1e-5)
+
+
 def test_a_rows_noise_does_not_depend_on_its_batch() -> None:
     vlm = pruned("llava", "diffprune", keep=4)
     pictures, texts, answers = [tiny.picture(1), tiny.picture(2)], ["what?", "where is it?"], ["red", "left"]
@@ -246,6 +252,22 @@ def test_a_budget_that_is_none_is_named(keep: float) -> None:
         pruned("llava", "feature_norm", keep=keep)
 
 
+def test_a_budget_may_be_any_number_and_nothing_else() -> None:
+    import numpy as np
+
+    assert dp.Budget(np.int64(64)).count(576) == 64 and dp.Budget(np.float32(0.5)).count(576) == 288
+    for keep in ("16", torch.tensor(16), None):
+        with pytest.raises(ValueError, match="is no budget"):
+            dp.Budget(keep)
+
+
+def test_another_method_goes_around_the_same_model_by_the_same_rules() -> None:
+    vlm = pruned("llava", "feature_norm", keep=4, positions="packed")
+    other = vlm.with_method("random", seed=3)
+    assert other.base is vlm.base and other.budget == vlm.budget and other.positions == "packed"
+    assert other.method.name == "random" and other.method.options.seed == 3
+
+
 def test_prompts_and_pictures_must_match() -> None:
     vlm = pruned("llava")
     with pytest.raises(ValueError, match="no image placeholder"):
@@ -258,6 +280,9 @@ def test_prompts_and_pictures_must_match() -> None:
         vlm.generate([tiny.picture()], ["a", "b"])
     with pytest.raises(ValueError, match="give a list of images"):
         vlm.generate(tiny.picture(), "what?")
+    for nothing in (None, [], tiny.picture()):
+        with pytest.raises(ValueError, match="give a list of images"):
+            vlm.select(nothing)
 
 
 def test_what_would_silently_change_answers_is_refused() -> None:
@@ -266,6 +291,10 @@ def test_what_would_silently_change_answers_is_refused() -> None:
         ask(vlm, prefill_chunk_size=4)
     with pytest.raises(ValueError, match="position_ids is made by the pruned path"):
         ask(vlm, position_ids=torch.zeros(1, 1))
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        ask(vlm, num_beams=3, num_return_sequences=3)
+    with pytest.raises(NotImplementedError, match="fast path is not there yet"):
+        vlm.compile()
     model, processor = tiny.build("llava")
     old = model.config._attn_implementation
     model.config._attn_implementation_internal = "flash_attention_2"

@@ -90,6 +90,11 @@ def test_wrong_turns_get_one_sentence(arguments: list[str], sentence: str, capsy
     assert sentence in error and len(error.splitlines()) == 1
 
 
+def test_a_learned_method_without_weights_is_refused(scene_file: Path, capsys) -> None:
+    assert _run(["ask", "--image", str(scene_file), "--method", "diffprune", "--keep", "16", "what?"]) != 0
+    assert "method 'diffprune' is learned and needs weights" in capsys.readouterr().err
+
+
 def test_a_budget_that_is_none_is_named_on_the_command_line(scene_file: Path, capsys) -> None:
     assert _run(["ask", "--image", str(scene_file), "--keep", "half", "what?"]) != 0
     assert "keep='half'" in capsys.readouterr().err

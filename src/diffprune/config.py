@@ -23,7 +23,7 @@ import yaml
 
 from diffprune.types import Budget
 
-Recipe = Literal["default", "paper"]
+Recipe = Literal["default", "paper", "bridge"]
 
 
 def _require(holds: bool, key: str, value: object, wanted: str) -> None:
@@ -115,6 +115,8 @@ class OptimConfig:
         patience: Validations without a better loss before the run stops, counted once the temperature has settled;
             None never stops early.
         precision: Of the forward and backward pass; the trained weights are float32.
+        gradient_checkpointing: Run each decoder layer of the frozen model again in the backward pass instead of
+            keeping what it computed: less memory, about a third more time.
     """
 
     lr: float = 2e-4
@@ -127,6 +129,7 @@ class OptimConfig:
     warmup: int | float = 0.03
     patience: int | None = 3
     precision: Literal["float32", "bfloat16"] = "bfloat16"
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, "lr", self.lr, "above 0")
@@ -143,31 +146,80 @@ class DataConfig:
     """Pictures with captions.
 
     Args:
-        name: `scenes` (drawn, no download), or a Hugging Face dataset id, or a folder it can read.
-        split: Of the dataset.
-        image: Column with the picture.
+        name: `scenes` (drawn, no download); a folder with a JSONL file, parquet files or WebDataset tar shards; a JSON
+            file of LLaVA conversations; or a Hugging Face dataset id, which is streamed.
+        split: Of a Hugging Face dataset.
+        image: Column with the picture: its file, or its bytes.
         caption: Column with the text to learn.
-        share: How much of the split is used, drawn once without replacement by `seed`.
+        images: Folder that file names of pictures start from; where left out, the folder the data lies in.
+        prompt: What the model is asked; the caption is its answer. Conversations bring their own question.
+        share: How much of the data is used, drawn once without replacement by `seed`.
         seed: Of that draw alone, so that runs with other seeds see the same subset.
         validation: Samples held out for the validation loss.
+        buffer: Rows of a stream (parquet, hub) that are held in memory to shuffle it.
     """
 
     name: str = "scenes"
     split: str = "train"
     image: str = "image"
     caption: str = "caption"
+    images: str | None = None
+    prompt: str = "Describe the picture."
     share: float = 1.0
     seed: int = 42
     validation: int = 256
+    buffer: int = 1024
 
     def __post_init__(self) -> None:
         _require(0 < self.share <= 1, "share", self.share, "above 0 and at most 1")
         _require(self.validation >= 0, "validation", self.validation, "0 or more")
+        _require(self.buffer >= 1, "buffer", self.buffer, "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationConfig:
+    """When the held-out samples are looked at, and what decides which weights are the best.
+
+    Args:
+        every: Optimiser steps (int) or a share of the run (float) between two validations; there is one at the end.
+        choose_by: "hard" takes the weights with the smallest hard top-K loss, which is the deployed path's;
+            "throttled" those with the smallest loss of the kind that is trained.
+    """
+
+    every: int | float = 0.05
+    choose_by: Literal["hard", "throttled"] = "hard"
+
+    def __post_init__(self) -> None:
+        _require(self.every > 0 and _is_amount(self.every), "every", self.every, f"above 0: {_AMOUNT}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavingConfig:
+    """What a run leaves in its folder while it is under way.
+
+    Args:
+        every: Optimiser steps between two checkpoints; there is also one after each validation.
+        keep: Checkpoints that stay, the newest ones.
+        tensorboard: Curves for TensorBoard, where that is installed.
+    """
+
+    every: int = 200
+    keep: int = 2
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 1, "every", self.every, "1 or more")
+        _require(self.keep >= 1, "keep", self.keep, "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """One training run, complete: written beside its results, and enough to start it again."""
+    """One training run, complete: written beside its results, and enough to start it again.
+
+    Args:
+        remove_below: Tokens with a weight below this are taken out of the training sequence, all but the K best;
+            0 takes none out, as in the paper.
+    """
 
     backbone: BackboneConfig
     budget: BudgetConfig
@@ -175,20 +227,33 @@ class RunConfig:
     tau: TauConfig = field(default_factory=TauConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    saving: SavingConfig = field(default_factory=SavingConfig)
+    remove_below: float = 0.0
     seed: int = 42
     recipe: Recipe = "default"
 
+    def __post_init__(self) -> None:
+        _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
+
 
 def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
-    """What a recipe sets before the file does. `paper` has what is printed and nothing else.
+    """What a recipe sets before the file does.
 
-    So no warm-up, no clipping, AdamW's weight decay as its library has it, and none of our additions to the method.
+    `paper` has what is printed and nothing else: no warm-up, no clipping, AdamW's weight decay as its library has it,
+    none of our additions to the method. `bridge` leads from throttling to dropping: tokens of negligible weight leave
+    the training sequence, and a kept token is what will be deployed.
     """
-    if recipe == "default":
-        return {}
-    values: dict[str, Any] = {"optim": {"warmup": 0, "clip": None, "weight_decay": 0.01}}
-    if isinstance(method, str) and method.startswith("diffprune"):
-        values["method"] = {"final_norm": False, "standardise": False, "noise": "unit", "kept_exact": False}
+    ours = isinstance(method, str) and method.startswith("diffprune")
+    values: dict[str, Any] = {}
+    if recipe == "paper":
+        values = {"optim": {"warmup": 0, "clip": None, "weight_decay": 0.01}, "remove_below": 0.0}
+        if ours:
+            values["method"] = {"final_norm": False, "standardise": False, "noise": "unit", "kept_exact": False}
+    elif recipe == "bridge":
+        values = {"remove_below": 1e-3}
+        if ours:
+            values["method"] = {"kept_exact": True}
     return values
 
 
@@ -356,3 +421,21 @@ def to_yaml(config: RunConfig) -> str:
     if values["budget"]["range"] is not None:
         values["budget"]["range"] = list(values["budget"]["range"])
     return yaml.safe_dump(values, sort_keys=False)
+
+
+def differences(before: RunConfig, after: RunConfig) -> list[str]:
+    """What differs between two configs, one `key: old -> new` each; empty where they are equal."""
+
+    def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, value in values.items():
+            nested = flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+            out |= nested
+        return out
+
+    old, new = (flat(yaml.safe_load(to_yaml(config))) for config in (before, after))
+    return [
+        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+    ]

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from diffprune.checkpoint import exported_state, fingerprint, load_pruner
-from diffprune.methods.base import build_method
+from diffprune.methods.base import build_method, require_weights
 from diffprune.model import PrunedVLM, vision_state, wrap_backbone
+from diffprune.registry import BACKBONES
 from diffprune.types import Budget
 
 
@@ -22,7 +23,9 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     from diffprune.scenes.reference import SPECS, load_reference
 
     if str(name) in SPECS:
-        return load_reference(str(name))
+        reference: Any = load_reference(str(name))
+        return reference[0].to(dtype=kwargs.get("dtype", torch.float32)), reference[1]
+    name = hub_id(str(name))
     kwargs.setdefault("attn_implementation", "sdpa")
     loaded: Any = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
     model, info = loaded
@@ -30,11 +33,21 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     return model, AutoProcessor.from_pretrained(str(name))
 
 
+def hub_id(name: str) -> str:
+    """The hub's name of a preset (`llava-1.5-7b`); any other name is its own."""
+    for family in BACKBONES.names():
+        preset = BACKBONES.get(family).presets.get(name)
+        if preset is not None:
+            return preset.hub_id
+    return name
+
+
 def load_vlm(pruner: str, *, model: str, method: str, keep: str | None) -> PrunedVLM:
     """What the command line names: a saved pruner on its base, or with `none` any method around any model."""
     budget = None if keep is None else Budget.parse(keep).keep
     if pruner != "none":
         return PrunedVLM.from_pretrained(pruner, keep=budget)
+    require_weights(method)
     return PrunedVLM(*load_base(model), method=method, keep=1.0 if budget is None else budget)
 
 

@@ -120,6 +120,23 @@ class PrunedVLM(nn.Module):
     def processor(self) -> Any:
         return self.backbone.processor
 
+    def with_method(self, method: str | Pruner, *, keep: int | float | None = None, **options: Any) -> "PrunedVLM":
+        """Another method around the same model, with the same rules for positions, newlines and tiles."""
+        return PrunedVLM(
+            self.base,
+            self.processor,
+            method=method,
+            keep=self.budget.keep if keep is None else keep,
+            positions=self.positions,
+            newline=self.backbone.keeps_newlines,
+            budget=self.budget_rule,
+            **options,
+        )
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Not there yet: the inherited method would compile the training loss and leave `generate` as it is."""
+        raise NotImplementedError("the compiled fast path is not there yet; generate() runs the model as it is")
+
     @property
     def rule(self) -> Any:
         """What chooses tokens: the method, or the method tile by tile."""
@@ -153,7 +170,7 @@ class PrunedVLM(nn.Module):
         """
         tokens = self.encode(batch) if tokens is None else tokens
         if tokens is None:
-            lm = self.backbone.splice(batch, None, None, None)
+            lm = self.backbone.splice(batch, None, None, None, positions=self.positions)
         elif hard:
             lm = self._drop(batch, tokens, self._counts(tokens, keep))
         else:
@@ -192,7 +209,7 @@ class PrunedVLM(nn.Module):
             stays = survivors(restricted.alpha, counts, tokens.mask, remove_below)
             x = take_tokens(x, stays)
         visual = self.backbone.project(x.to(tokens.x.dtype))  # [B, N, L], or fewer than N where tokens were removed
-        return self.backbone.splice(batch, tokens, visual, stays), restricted
+        return self.backbone.splice(batch, tokens, visual, stays, positions=self.positions), restricted
 
     forward = loss
 
@@ -237,6 +254,8 @@ class PrunedVLM(nn.Module):
         self, images: Any, text: str | Sequence[str] | None = None, *, keep: int | float | None = None
     ) -> Selection:
         """What the method keeps of each image, with its scores, its grid and where each token looks."""
+        if not isinstance(images, list | tuple) or not images:
+            raise ValueError(f"select() was given {type(images).__name__} without an image; give a list of images")
         if text is None:
             text = [""] * len(images)
         tokens = self.encode(self.backbone.prepare(images, text))
@@ -342,6 +361,8 @@ class PrunedVLM(nn.Module):
         for key in ("input_ids", "inputs_embeds", "pixel_values", "position_ids", "attention_mask"):
             if key in kwargs:
                 raise ValueError(f"{key} is made by the pruned path; give images and text instead")
+        if kwargs.get("num_return_sequences", 1) != 1:
+            raise ValueError("num_return_sequences gives several answers to a prompt; ask once for each")
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:

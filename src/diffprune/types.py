@@ -10,6 +10,7 @@ tokens are ascending and padded with -1 at the end of rows that keep fewer.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -103,9 +104,11 @@ class Budget:
     keep: int | float
 
     def __post_init__(self) -> None:
-        keep = self.keep
-        if isinstance(keep, bool) or not math.isfinite(keep):
-            raise ValueError(f"keep={keep!r} is no budget; give tokens as an int (64) or a share as a float (0.111)")
+        given: object = self.keep
+        if isinstance(given, bool) or not isinstance(given, Real) or not math.isfinite(given):
+            raise ValueError(f"keep={given!r} is no budget; give tokens as an int (64) or a share as a float (0.111)")
+        keep = int(given) if isinstance(given, Integral) else float(given)  # numpy's numbers too
+        object.__setattr__(self, "keep", keep)
         if isinstance(keep, int) and keep < 1:
             raise ValueError(f"keep={keep} keeps nothing; give at least 1 token, or a share above 0.0")
         if isinstance(keep, float) and not 0.0 < keep <= 1.0:

@@ -253,3 +253,21 @@ def test_half_precision_answers_a_batch_of_pictures_and_plain_text(name: str) ->
 def test_what_this_loop_cannot_decode_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="num_beams cannot be given to 'fastv'"):
         pruned("llava", "fastv", keep=4).generate(two_pictures()[:1], "what?", num_beams=2)
+
+
+def test_what_it_cannot_do_is_refused_and_what_changes_nothing_is_taken() -> None:
+    vlm = pruned("llava", "hidden_norm", keep=5, layer=1)
+    picture = [tiny.picture(1)]
+    plain = vlm.generate(picture, "what?", max_new_tokens=3, return_ids=True)
+    same = vlm.generate(picture, "what?", max_new_tokens=3, return_ids=True, num_beams=1, use_cache=True)
+    assert torch.equal(plain, same)
+    with pytest.raises(ValueError, match="num_beams"):
+        vlm.generate(picture, "what?", max_new_tokens=3, num_beams=2)
+    with pytest.raises(ValueError, match="max_new_tokens=0"):
+        vlm.generate(picture, "what?", max_new_tokens=0)
+    vlm.base.generation_config.repetition_penalty = 1.5
+    try:
+        with pytest.raises(ValueError, match=r"repetition_penalty=1\.5"):
+            vlm.generate(picture, "what?", max_new_tokens=3)
+    finally:
+        vlm.base.generation_config.repetition_penalty = None

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from tests import tiny_scenes
 
 from diffprune.evaluate import native
 from diffprune.evaluate.native import Run, answer, encode_scenes, evaluate, open_gallery, quality_rows, scenes_tasks
@@ -14,6 +13,7 @@ from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
 from diffprune.scenes import make_scene, pack, render
 from diffprune.scenes.tasks import TASKS
+from tests import tiny_scenes
 
 SOME = ("gqa", "mmbench", "mme", "textvqa")
 

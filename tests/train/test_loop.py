@@ -105,6 +105,29 @@ def test_both_schedules_are_followed() -> None:
     assert moves == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_run_of_so_many_seconds_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    now = 0.0
+    taus: list[float] = []
+
+    def loss(step: int, tau: float) -> Tensor:
+        nonlocal now
+        now += 3.0 if step == 1 else 1.0  # the second step is slow
+        taus.append(tau)
+        return weight.sum()
+
+    monkeypatch.setattr("diffprune.train.loop.time.perf_counter", lambda: now)
+    losses = train([weight], loss, steps=1000, seconds=10.0, tau=TauConfig(anneal_steps=0.5))
+    assert len(losses) == 8  # at 0, 1, 4, 5, ... 9 seconds
+    assert taus[0] == 2.0 and taus[3:] == [0.1] * 5
+    assert taus[1] == pytest.approx(0.1 + 0.95 * (1 + math.cos(math.pi / 5)))
+
+
+def test_a_run_without_time_still_takes_one_step() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    assert len(train([weight], lambda step, tau: weight.sum(), steps=1000, seconds=1e-9)) == 1
+
+
 @pytest.mark.parametrize("clip, moved", [(1.0, 1.0), (None, 100.0)])
 def test_gradients_are_clipped_to_the_norm_that_is_asked_for(clip: float | None, moved: float) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))

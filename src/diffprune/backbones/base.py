@@ -71,7 +71,8 @@ class Backbone(ABC):
         self.processor = processor
         # Which placeholders without picture content stay: "rows" (where their row keeps a token), "all" or "none".
         self.keeps_newlines = "rows"
-        implementation = str(getattr(self.model.config, "_attn_implementation", "sdpa"))
+        configs = (self.model.config, getattr(self.model.config, "text_config", None))
+        implementation = " ".join(str(getattr(config, "_attn_implementation", "")) for config in configs).strip()
         if "flash" in implementation:
             raise ValueError(
                 f"the model runs {implementation}, which reads gaps in positions as packed sequences; "

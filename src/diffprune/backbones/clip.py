@@ -55,8 +55,8 @@ def crop_boxes(image_processor: Any, sizes: Sequence[tuple[int, int]], side: int
     boxes = []
     for width, height in sizes:
         if "shortest_edge" in size:
-            scale = size["shortest_edge"] / min(width, height)
-            resized_w, resized_h = int(width * scale), int(height * scale)
+            edge, short = size["shortest_edge"], min(width, height)
+            resized_w, resized_h = edge * width // short, edge * height // short
         else:
             resized_w, resized_h = size["width"], size["height"]
         crop_w, crop_h = resized_w, resized_h

@@ -302,7 +302,17 @@ def generate(
     generator: torch.Generator | None = None,
     **unknown: Any,
 ) -> Int[Tensor, "B T"]:
-    """New tokens, greedy or sampled, with per-layer caches."""
+    """New tokens, greedy or sampled, with per-layer caches; the model's own generation settings play no part here."""
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} asks for no answer; give at least 1")
+    penalty = getattr(backbone.model.generation_config, "repetition_penalty", None)
+    if penalty not in (None, 1.0):
+        raise ValueError(
+            f"the model's generation_config asks for repetition_penalty={penalty}, which {method.name!r} cannot apply; "
+            "set it to 1.0 to compare methods fairly"
+        )
+    harmless = {"num_beams": 1, "use_cache": True, "pad_token_id": unknown.get("pad_token_id")}
+    unknown = {key: value for key, value in unknown.items() if key not in harmless or harmless[key] != value}
     if unknown:
         raise ValueError(
             f"{', '.join(unknown)} cannot be given to {method.name!r}: what drops tokens inside the language model "

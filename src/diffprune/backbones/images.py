@@ -52,7 +52,7 @@ def _checked(image: Image.Image) -> Image.Image:
         )
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"the image has {image.width} x {image.height} pixels; scale it below {MAX_PIXELS:,} first")
-    frames = getattr(image, "n_frames", 1)
+    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
     if frames > 1:
         raise ValueError(f"the image is animated ({frames} frames); choose one with image.seek(i), image.copy()")
     try:

@@ -30,6 +30,12 @@ class Llava(Backbone):
                 "supported; a single layer is"
             )
 
+        if self.config.vision_feature_select_strategy != "default":
+            raise ValueError(
+                f"vision_feature_select_strategy={self.config.vision_feature_select_strategy!r} keeps [CLS] among the "
+                "visual tokens, which has no place in the picture; 'default' is supported"
+            )
+
     @property
     def block(self) -> BlockSpec:
         return BlockSpec.from_config(self.config.vision_config)
@@ -45,7 +51,7 @@ class Llava(Backbone):
             self.config.vision_feature_layer,
         )
         hidden = tower(batch.features["pixel_values"], output_hidden_states=True).hidden_states
-        skip = 1 if self.config.vision_feature_select_strategy == "default" else 0  # [CLS]
+        skip = 1  # [CLS]
         side = vision.image_size // vision.patch_size
         extra: dict[str, Any] = {}
         if needs & {"cls_attention", "keys"}:

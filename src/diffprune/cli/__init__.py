@@ -56,7 +56,9 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], 
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # of its own loading: small models load in no time, and `quiet` means nothing on stderr
     bars: dict[str, TaskID] = {}
     console = Console(stderr=True, quiet=quiet)
     columns = (

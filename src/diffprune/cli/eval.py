@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,14 +65,15 @@ def command(
     names = scenes_tasks(tasks)
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}; choose from {', '.join(SPLITS)}")
-    budgets = [Budget.parse(text).keep for text in keep.split(",") if text]
-    drawn = [_seed(text) for text in seeds.split(",") if text] or [0]
+    budgets = list(dict.fromkeys(Budget.parse(text).keep for text in keep.split(",") if text))
+    drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) or [0]
     wanted = [name for name in dict.fromkeys(methods.split(",")) if name]
     if out is not None:
         require_writable(out.parent)
-    vlm, saved = _load(pruner, model, _device(device))
-    needs = _check_methods(wanted, saved)
+    where = _device(device)
     with progress_bars(quiet=as_json) as progress:
+        vlm, saved = _load(pruner, model, where)
+        needs = _check_methods(wanted, saved)
         gallery = open_gallery(
             vlm, names, split=split, count=questions, needs=needs, batch_size=batch_size, progress=progress
         )
@@ -144,23 +145,22 @@ def _load(pruner: str, model: str, device: str) -> tuple[PrunedVLM, dict[str, Pr
         return PrunedVLM(base.to(device), processor, method="full"), {}
     loaded = PrunedVLM.from_pretrained(pruner)
     loaded.base.to(device)
-    vlm = PrunedVLM(loaded.base, loaded.processor, method="full", positions=loaded.positions)
+    vlm = loaded.with_method("full")
     return vlm, {loaded.method.name: loaded.method}
 
 
 def _check_methods(names: list[str], saved: dict[str, Pruner]) -> frozenset[str]:
     """What the methods need of the encoder; an error where one is not known or has no weights."""
-    from diffprune.methods.base import NEEDS
+    from diffprune.methods.base import NEEDS, require_weights
     from diffprune.registry import METHODS
 
     needs: frozenset[str] = frozenset()
     for name in names:
-        if name == "oracle" or name in saved:
-            continue
-        method: Any = METHODS.get(name)
-        if method.trained:
-            raise ValueError(f"method {name!r} is learned and needs weights; give a saved one with --pruner")
-        needs |= method.needs & NEEDS
+        if name in saved:
+            needs |= saved[name].needs & NEEDS
+        elif name != "oracle":
+            require_weights(name)
+            needs |= METHODS.get(name).needs & NEEDS
     return needs
 
 

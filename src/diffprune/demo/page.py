@@ -13,7 +13,7 @@ from PIL import Image
 
 from diffprune.demo.examples import Example, is_right
 from diffprune.demo.plots import Axes, Line, nice_ticks, plot, smooth
-from diffprune.demo.story import BUDGETS, MODEL, Story
+from diffprune.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Story
 from diffprune.scenes.reference import ASSETS
 from diffprune.scenes.tasks import Question
 
@@ -53,7 +53,7 @@ def render_page(story: Story, out: Path) -> str:
         "task_tables": task_tables(story),
         "loss_plot": loss_plot(story),
         "scorer_size": f"{story.scorer_parameters / 1e3:,.0f}",
-        "budget_range": f"{min(BUDGETS)} to {max(BUDGETS)}",
+        "budget_range": "{} to {}".format(*TRAINED_BUDGETS),
         "steps": escape(_steps(story)),
         "seconds": seconds_bars(story),
         "cost_table": cost_table(story),
@@ -148,9 +148,10 @@ def headline(story: Story) -> str:
 
 
 def lead(story: Story) -> str:
-    minutes = sum(story.seconds.values()) / 60
+    seconds = sum(story.seconds.values())
+    time = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.1f} minutes"
     return escape(
-        f"Measured just now, on this machine, in {minutes:.1f} minutes. The model is {MODEL}: a vision-language model "
+        f"Measured just now, on this machine, in {time}. The model is {MODEL}: a vision-language model "
         f"of {story.num_parameters / 1e6:.1f} M parameters that we trained on procedural pictures. The ten tasks "
         "borrow name and metric from real benchmarks and are stand-ins for them: the numbers show that the method "
         "runs from end to end, not how a large model would fare."

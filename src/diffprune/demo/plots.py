@@ -7,8 +7,12 @@ from html import escape
 from itertools import pairwise
 
 WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 46, 118, 28, 44  # margins: numbers on the left, names on the right
+LEFT, RIGHT, TOP, BOTTOM = 46, 124, 28, 44  # margins: numbers on the left, names on the right
 LINE = 15  # pixels between two names
+WHISKER_GAP = 5
+
+Number = int | float
+Point = tuple[Number, Number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,29 +21,29 @@ class Line:
 
     label: str
     css: str
-    points: Sequence[tuple[float, float]]
-    interval: Sequence[tuple[float, float]] = ()
-    faint: Sequence[tuple[float, float]] = ()
+    points: Sequence[Point]
+    interval: Sequence[Point] = ()
+    faint: Sequence[Point] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
     """What is where: values of the ticks, their text, and names of the two axes."""
 
-    x_ticks: Sequence[float]
-    y_ticks: Sequence[float]
+    x_ticks: Sequence[Number]
+    y_ticks: Sequence[Number]
     x_name: str
     y_name: str
     log_x: bool = False
 
     @property
-    def place_x(self) -> Callable[[float], float]:
-        warp: Callable[[float], float] = math.log2 if self.log_x else float
+    def place_x(self) -> Callable[[Number], float]:
+        warp: Callable[[Number], float] = math.log2 if self.log_x else float
         low, high = warp(min(self.x_ticks)), warp(max(self.x_ticks))
         return lambda value: LEFT + 12 + (warp(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT - 24)
 
     @property
-    def place_y(self) -> Callable[[float], float]:
+    def place_y(self) -> Callable[[Number], float]:
         low, high = min(self.y_ticks), max(self.y_ticks)
         return lambda value: HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
@@ -58,25 +62,29 @@ def plot(lines: Sequence[Line], axes: Axes, *, title: str) -> str:
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(axes.x_name)}</text>')
     parts.append(f'<text class="axis" x="2" y="{TOP - 16}">{escape(axes.y_name)}</text>')
-    for line in lines:
+    for index, line in enumerate(lines):
+        # Curves with whiskers stand a little apart, so that each whisker can be seen.
+        shift = WHISKER_GAP * (index - (len(lines) - 1) / 2) if line.interval else 0.0
+        parts.append(f'<g class="{line.css}" transform="translate({shift:.1f})">')
         if line.faint:
-            parts.append(f'<path class="curve faint {line.css}" d="{_path(line.faint, x, y)}"/>')
+            parts.append(f'<path class="faint" d="{_path(line.faint, x, y)}"/>')
         for (place, _), (low, high) in zip(line.points, line.interval, strict=False):
-            parts.append(f'<path class="whisker {line.css}" d="M{x(place):.1f} {y(low):.1f}V{y(high):.1f}"/>')
-        parts.append(f'<path class="curve {line.css}" d="{_path(line.points, x, y)}"/>')
+            parts.append(f'<path class="whisker" d="M{x(place):.1f} {y(low):.1f}V{y(high):.1f}"/>')
+        parts.append(f'<path class="curve" d="{_path(line.points, x, y)}"/>')
         if line.interval:
-            parts += [f'<circle class="{line.css}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="3.5"/>' for a, b in line.points]
+            parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3.5"/>' for a, b in line.points]
+        parts.append("</g>")
     for line, place in zip(lines, _spread([y(line.points[-1][1]) for line in lines]), strict=True):
-        end = x(line.points[-1][0]) + 10
+        end = x(line.points[-1][0]) + (20 if line.interval else 10)
         parts.append(f'<text class="name {line.css}" x="{end:.1f}" y="{place + 4:.1f}">{escape(line.label)}</text>')
     return "".join(parts) + "</svg>"
 
 
-def _path(points: Sequence[tuple[float, float]], x: Callable[[float], float], y: Callable[[float], float]) -> str:
+def _path(points: Sequence[Point], x: Callable[[Number], float], y: Callable[[Number], float]) -> str:
     return "M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in points)
 
 
-def _spread(places: Sequence[float]) -> list[float]:
+def _spread(places: Sequence[Number]) -> list[float]:
     """The same places moved apart as little as needed, so that names do not lie on one another."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     out = list(places)
@@ -89,16 +97,16 @@ def _spread(places: Sequence[float]) -> list[float]:
     return out
 
 
-def nice_ticks(low: float, high: float, *, count: int = 5) -> list[float]:
-    """About `count` round values from at most `low` to at least `high`."""
+def nice_ticks(low: Number, high: Number, *, count: int = 5) -> list[float]:
+    """About `count` round values, two at least, from at most `low` to at least `high`."""
     span = (high - low) or 1.0
-    power = 10 ** math.floor(math.log10(span / count))
+    power = 10.0 ** math.floor(math.log10(span / count))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if span / (factor * power) <= count + 0.5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
+    return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
 
 
-def smooth(values: Sequence[float], *, share: float = 0.05) -> list[float]:
+def smooth(values: Sequence[Number], *, share: float = 0.05) -> list[float]:
     """The mean of each value and those before it, weighted by how near they are."""
     decay = math.exp(-1 / max(1.0, share * len(values)))
     out: list[float] = []

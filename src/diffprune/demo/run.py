@@ -14,7 +14,7 @@ import torch
 from diffprune.demo.cost import prefill_flops
 from diffprune.demo.examples import Example, ask_larger, make_examples
 from diffprune.demo.page import render_page
-from diffprune.demo.story import BUDGETS, MODEL, Settings, Story
+from diffprune.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Settings, Story
 from diffprune.evaluate.native import Answers, Progress, Run, evaluate, open_gallery, quality_rows
 from diffprune.loading import load_base
 from diffprune.methods.base import build_method
@@ -61,10 +61,11 @@ def run_demo(out: Path, settings: Settings, progress: Progress) -> Story:
             steps=settings.steps,
             seconds=settings.seconds,
             batch_size=settings.batch_size,
-            budgets=(min(BUDGETS), max(BUDGETS)),
+            budgets=TRAINED_BUDGETS,
             seed=settings.seed,
-            on_step=lambda done, total, _, stage=f"train {name}": progress(stage, done, total),
+            on_step=lambda done, _, stage=f"train {name}": progress(stage, int(99 * done), 100),
         )
+        progress(f"train {name}", 100, 100)
         pruned.method.eval()
         trained[name] = pruned
         clock.lap(f"train {name}")

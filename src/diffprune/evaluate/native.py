@@ -298,7 +298,7 @@ def evaluate(
     all_runs = [Run(method="full", keep=1.0, seed=0, pruner=vlm.method), *runs]
     done: list[Answers] = []
     for run in all_runs:
-        pruned = PrunedVLM(vlm.base, vlm.processor, method=run.pruner, keep=run.keep, positions=vlm.positions)
+        pruned = vlm.with_method(run.pruner, keep=run.keep)
 
         def told(stage: str, count: int, total: int) -> None:
             if progress:

@@ -18,6 +18,7 @@ _TITLES: dict[str, str] = {
     "benchmark": "Benchmarks (times in ms are medians)",
     "other": "Rows",
 }
+ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
 _BLOCK = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -26,7 +27,8 @@ def read_folder(folder: str | Path) -> dict[str, Results]:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: give the one that holds the results files with --results")
-    return {path.stem: read_results(path) for path in sorted(folder.glob("*.json"))}
+    files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(ANSWERS)]
+    return {path.stem: read_results(path) for path in files}
 
 
 def _budget_order(keep: int | float) -> tuple[bool, int | float]:

@@ -272,6 +272,12 @@ class LayerPruner(Pruner):
         raise ValueError(f"{self.name} chooses inside the language model; use PrunedVLM.generate with it")
 
 
+def require_weights(name: str) -> None:
+    """An error for a learned method that is asked for by name alone: its scorer would be at its random start."""
+    if METHODS.get(name).trained:
+        raise ValueError(f"method {name!r} is learned and needs weights; give a saved one with --pruner")
+
+
 def build_method(name: str, *, block: BlockSpec | None = None, **options: Any) -> Pruner:
     """The method of that name, with its options checked against its own dataclass."""
     cls = METHODS.get(name)

@@ -276,5 +276,6 @@ def load_reference(name: str, folder: Path | None = None) -> tuple[LlavaForCondi
     wrong = {key: value for key, value in report.items() if value}
     if wrong:
         raise ValueError(f"The weights in {folder} do not fit the model they name: {wrong}.")
+    model.config._name_or_path = name  # what a saved pruner names as its base: this name works on every machine
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return model.eval(), build_processor(name, tokenizer)

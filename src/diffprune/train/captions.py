@@ -20,7 +20,6 @@ from diffprune.types import VisualTokens
 
 INSTRUCTION = "Describe the picture."
 STREAM = "captions"  # key of the random numbers drawn here, so that no other part of the world shares them
-TIMED_STEPS = 3
 
 
 def caption_batch(vlm: PrunedVLM, scenes: Sequence[Scene], captions: Sequence[str]) -> tuple[Batch, VisualTokens]:
@@ -44,15 +43,16 @@ def caption_batch(vlm: PrunedVLM, scenes: Sequence[Scene], captions: Sequence[st
 def train_on_captions(
     vlm: PrunedVLM,
     *,
-    steps: int,
     budgets: tuple[int, int],
-    batch_size: int = 16,
-    lr: float = 5e-4,
-    tau: TauConfig | None = None,
-    seed: int = 0,
+    steps: int,
     seconds: float | None = None,
+    batch_size: int = 16,
+    lr: float = 1e-3,
+    tau: TauConfig | None = None,
+    remove_below: float = 0.0,
+    seed: int = 0,
     calibration: int = 256,
-    on_step: Callable[[int, int, float], None] | None = None,
+    on_step: Callable[[float, float], None] | None = None,
 ) -> list[float]:
     """Train the method of `vlm` on captions of fresh scenes; the loss of every step.
 
@@ -60,11 +60,12 @@ def train_on_captions(
     What is drawn (scenes, captions, K, noise) follows from (seed, step, place in the batch) alone.
 
     Args:
-        steps: Optimiser steps, or fewer where `seconds` would not suffice.
         budgets: The smallest and the largest K.
-        seconds: Time to spend: a few steps are timed and the run is cut to fit before it starts.
+        steps: Optimiser steps; with `seconds`, at most so many.
+        seconds: Time to spend, instead of a number of steps.
+        remove_below: Tokens whose weight has become smaller are taken out of the sequence (`PrunedVLM.loss`).
         calibration: Pictures from which the scale of matched noise is taken, where the method has such noise.
-        on_step: Called with (steps done, steps, loss).
+        on_step: Called with (share of the run that is done, loss).
     """
     method = vlm.method
     if not isinstance(method, TrainablePruner):
@@ -87,20 +88,21 @@ def train_on_captions(
         batch, tokens = caption_batch(vlm, scenes, texts)
         counts = torch.tensor([_draw_budget(rng, low, high) for rng in draws], device=device)
         noise = [torch.Generator(device).manual_seed(rng.word()) for rng in draws]
-        return vlm.loss(batch, tokens=tokens, tau=temperature, keep=counts, generator=noise)
+        return vlm.loss(batch, tokens=tokens, tau=temperature, keep=counts, generator=noise, remove_below=remove_below)
 
-    if seconds is not None:
-        each = _time_step(lambda step: loss(step, 1.0).backward(), device)
-        method.zero_grad(set_to_none=True)
-        left = seconds - (time.perf_counter() - start)
-        steps = min(steps, max(1, int(left / each)))
+    def tell(step: int, value: float) -> None:
+        if on_step is not None:
+            spent = 0.0 if seconds is None else (time.perf_counter() - start) / seconds
+            on_step(min(1.0, max(spent, (step + 1) / steps)), value)
+
     return train(
         method.parameters(),
         loss,
         steps=steps,
+        seconds=None if seconds is None else seconds - (time.perf_counter() - start),
         optim=OptimConfig(lr=lr, warmup=0.05),
         tau=tau or TauConfig(anneal_steps=0.8),
-        on_step=None if on_step is None else lambda step, value: on_step(step + 1, steps, value),
+        on_step=tell,
     )
 
 
@@ -112,14 +114,3 @@ def _draw_budget(rng: Rng, low: int, high: int) -> int:
     """K between the two, evenly on a log scale."""
     share = rng.below(1 << 16) / ((1 << 16) - 1)
     return min(high, max(low, round(low * math.exp(share * math.log(high / low)))))
-
-
-def _time_step(step: Callable[[int], object], device: torch.device) -> float:
-    """Seconds that a step takes, after one that warms up."""
-    step(0)
-    start = time.perf_counter()
-    for number in range(TIMED_STEPS):
-        step(number)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / TIMED_STEPS

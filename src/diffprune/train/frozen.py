@@ -1,0 +1,136 @@
+"""The frozen model of a run: found by its config, refused early where it is another one or cannot be run here."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from diffprune.backbones.base import Backbone
+from diffprune.config import BackboneConfig
+from diffprune.loading import load_base
+from diffprune.registry import BACKBONES
+from diffprune.scenes.reference import SPECS
+
+CPU_PARAMETERS = 2_000_000_000  # more than that is not trained on a CPU in any time worth waiting for
+
+
+def family_of(config: BackboneConfig) -> tuple[str, str]:
+    """The family a config is for, and the weights it names."""
+    if config.name in SPECS:
+        return "llava", config.weights or config.name
+    if config.name in BACKBONES:
+        if config.weights is None:
+            raise ValueError(f"backbone.weights is missing: {config.name!r} is a family; name a model id or a folder")
+        return config.name, config.weights
+    presets = {
+        preset: (family, found.hub_id)
+        for family in BACKBONES.names()
+        for preset, found in BACKBONES.get(family).presets.items()
+    }
+    if config.name not in presets:
+        raise ValueError(
+            f"backbone.name is {config.name!r}; choose a family ({', '.join(BACKBONES.names())}), a preset "
+            f"({', '.join(presets)}) or {', '.join(SPECS)}"
+        )
+    family, hub_id = presets[config.name]
+    return family, config.weights or hub_id
+
+
+def load_frozen(config: BackboneConfig, device: torch.device) -> tuple[Any, Any, str]:
+    """The model on the device, its processor, and the name a saved pruner is to load it by."""
+    family, weights = family_of(config)
+    dtype = getattr(torch, config.dtype)
+    if config.random_weights:
+        model, processor = _random(config.name, device, dtype)
+        return model, processor, ""
+    if weights not in SPECS:
+        described = _describe(weights, config.revision)
+        if described.model_type != family:
+            raise ValueError(
+                f"the config is for {family} ({config.name}) and {weights} is a {described.model_type}; "
+                "set backbone.name and backbone.weights to the same family"
+            )
+        require_gpu(weights, described, dtype, device)
+        revision = {} if config.revision is None else {"revision": config.revision}
+        model, processor = load_base(weights, dtype=dtype, **revision)
+    else:
+        model, processor = load_base(weights)
+    return model.to(device=device, dtype=dtype), processor, weights
+
+
+def _describe(weights: str, revision: str | None) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(weights, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"backbone.weights={weights!r} is neither a folder with a model nor a model id of the hub that can be "
+            f"reached ({type(error).__name__})"
+        ) from error
+
+
+def _random(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The real shape with random numbers, without a download."""
+    from diffprune.measure.real_size import MODELS, build
+
+    if name not in MODELS:
+        raise ValueError(
+            f"backbone.random_weights is there for {', '.join(MODELS)}, not for {name!r}; set it to false or take one"
+        )
+    described, processor = MODELS[name][0](False)
+    require_gpu(name, described, dtype, device)
+    return build(described, str(device), dtype), processor
+
+
+def require_gpu(name: str, described: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise, before anything is loaded, where a model of billions of parameters would have to be trained on a CPU."""
+    if device.type != "cpu":
+        return
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForImageTextToText.from_config(described)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters > CPU_PARAMETERS:
+        size = parameters * torch.empty(0, dtype=dtype).element_size() / 2**30
+        raise ValueError(
+            f"{name} has {parameters / 1e9:.1f} billion parameters and there is no GPU here: training needs one with "
+            f"{size:.0f} GiB for the weights in {str(dtype).removeprefix('torch.')} and as much again or more for what "
+            "the backward pass keeps (optim.gradient_checkpointing=true lowers that); or train scenes-llava, "
+            "which a CPU can"
+        )
+
+
+@contextmanager
+def recomputing(backbone: Backbone, *, enabled: bool) -> Iterator[None]:
+    """Inside, each decoder layer runs again in the backward pass instead of keeping what it computed.
+
+    Only the layers' own switches are touched, and put back: below a layer nothing is in training mode, so a frozen
+    model with dropout stays without.
+    """
+    if not enabled:
+        yield
+        return
+    layers: list[Any] = [
+        layer for layer in backbone.language_model.layers if isinstance(layer, GradientCheckpointingLayer)
+    ]
+    if not layers:
+        raise ValueError(
+            f"optim.gradient_checkpointing is true and the decoder layers of {backbone.family} cannot do it; "
+            "set it to false"
+        )
+    for layer in layers:
+        layer.gradient_checkpointing, layer.training = True, True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing, layer.training = False, False
+            del layer._gradient_checkpointing_func

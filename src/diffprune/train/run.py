@@ -1,0 +1,520 @@
+"""One training run from a config to a saved pruner, on Hugging Face Accelerate: one process or several, the same run.
+
+    config = load_config("configs/scenes_llava/diffprune_k64.yaml")
+    train_pruner(config, Path("runs/scenes-k64"))
+
+The frozen model is called and never changed; only the method's own parameters get gradients. A step draws its samples,
+their noise and their budgets from (seed, step, sample), and divides its loss by the answer tokens of the global batch.
+So the same steps follow from any checkpoint, and from any number of processes with the same global batch.
+"""
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from diffprune.backbones.base import Batch
+from diffprune.checkpoint import CONFIG_FILE
+from diffprune.config import RunConfig, differences, load_config, to_yaml
+from diffprune.evaluate.native import to_images
+from diffprune.methods.base import TrainablePruner
+from diffprune.model import PrunedVLM
+from diffprune.results import write_text
+from diffprune.scenes import PICTURE, Scene, pack, render
+from diffprune.schedules import learning_rate_scale, resolve_steps, tau_at
+from diffprune.train.captions import INSTRUCTION, caption_batch
+from diffprune.train.checkpointing import (
+    Checkpoint,
+    load_latest,
+    optimizer_tensors,
+    random_tensors,
+    remove_unfinished,
+    restore_optimizer,
+    restore_random,
+    save_checkpoint,
+)
+from diffprune.train.data import Broken, Feed, Sample, open_feed
+from diffprune.train.frozen import load_frozen, recomputing
+from diffprune.train.sampler import draw_keep, global_batch, micro_batches, noise_generator
+from diffprune.train.watch import Watch, peak_memory_gb, plot_losses, read_metrics
+from diffprune.types import Budget, VisualTokens
+
+RUN_FILE, BROKEN_FILE = "run.yaml", "broken.jsonl"
+MAX_BROKEN = 0.01  # share of the rows a run reads
+CALIBRATION = 1024  # pictures from which the scale of matched noise is taken
+FIXED = "validation"  # in place of the step: noise and budgets of validation are the same each time
+
+
+# --- what is trained --------------------------------------------------------------------------------------------------
+
+
+class Objective(nn.Module):
+    """The loss of a few samples as a module whose parameters are the method's, for Accelerate to wrap."""
+
+    def __init__(self, vlm: PrunedVLM, config: RunConfig) -> None:
+        super().__init__()
+        self.method = vlm.method
+        self._vlm = (vlm,)  # in a tuple: the method must not be registered twice
+        self.config = config
+
+    def forward(
+        self, samples: Sequence[Sample], step: int | str, tau: float, num_targets: Float[Tensor, ""], hard: bool = False
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """The samples' part of the loss, and the sum over them of the budget entropy, sum alpha (1 - alpha).
+
+        Args:
+            step: Noise and budgets are drawn from it, the seed and the sample.
+            num_targets: Answer tokens of the global batch.
+            hard: Drop instead of throttling, as in deployment.
+        """
+        (vlm,), config = self._vlm, self.config
+        if not samples:  # all broken: other processes still wait for this one's gradients
+            nothing = sum((parameter.sum() * 0 for parameter in self.parameters()), torch.zeros((), device=self.device))
+            return nothing, torch.zeros((), device=self.device)  # type: ignore[return-value]
+        batch, tokens = make_batch(vlm, samples)
+        counts = self._budgets(tokens, samples, step)
+        if hard:
+            return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
+        noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
+        lm, restricted = vlm.throttle(
+            batch, tokens, tau=tau, keep=counts, generator=noise, remove_below=config.remove_below
+        )
+        alpha = restricted.alpha.detach()
+        return vlm.answer_loss(lm, num_targets, penalty=restricted.penalty), (alpha * (1 - alpha)).sum().float()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def _budgets(self, tokens: VisualTokens, samples: Sequence[Sample], step: int | str) -> Int[Tensor, " B"]:
+        keeps = [draw_keep(self.config.budget, self.config.seed, step, sample.id) for sample in samples]
+        counts = [Budget(keep).count(int(n)) for keep, n in zip(keeps, tokens.counts.tolist(), strict=True)]
+        return torch.tensor(counts, device=tokens.x.device)
+
+
+def make_batch(vlm: PrunedVLM, samples: Sequence[Sample]) -> tuple[Batch, VisualTokens]:
+    """The samples as the model takes them, and their visual tokens.
+
+    Scenes are drawn where the model runs, where its pictures have the scenes' own size; else they are pictures like
+    any other.
+    """
+    scenes = [sample.picture for sample in samples if isinstance(sample.picture, Scene)]
+    answers = [sample.answer for sample in samples]
+    if len(scenes) == len(samples) and _takes_scenes(vlm) and all(one.question == INSTRUCTION for one in samples):
+        return caption_batch(vlm, scenes, answers)
+    pictures: list[Any] = [sample.picture for sample in samples]
+    if scenes:
+        pixels = render(pack(scenes))
+        assert isinstance(pixels, Tensor)  # its second form, with boxes, was not asked for
+        pictures = to_images(pixels)
+    batch = vlm.prepare(pictures, [sample.question for sample in samples], answers)
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    return batch, tokens
+
+
+def _takes_scenes(vlm: PrunedVLM) -> bool:
+    size = getattr(vlm.processor.image_processor, "crop_size", None)
+    return vlm.backbone.family == "llava" and size is not None and size["height"] == size["width"] == PICTURE
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> None:
+    """Write the resolved config into the run's folder; refuse a folder that holds another run."""
+    written = folder / RUN_FILE
+    if written.is_file():
+        changed = differences(load_config(written), config)
+        if not resume:
+            what = f"another run ({'; '.join(changed)})" if changed else "this run already"
+            raise ValueError(f"{folder} holds {what}; go on with --resume, or choose another folder with --out")
+        if changed:
+            raise ValueError(
+                f"{folder} was started with another config ({'; '.join(changed)}); resume with the same one, "
+                "or choose another folder with --out"
+            )
+    elif (folder / CONFIG_FILE).exists():
+        raise ValueError(f"{folder} holds a saved model or pruner already; choose another folder with --out")
+    else:
+        write_text(written, to_yaml(config))
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets, so that the step under way is finished; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where a run stands, as plain values.
+
+    Args:
+        step: Optimiser steps taken.
+        best: The best validation so far.
+        waited: Validations since then, counted once the temperature has settled.
+        broken: Rows that could not be used.
+        early: Whether patience has run out.
+        seconds: Of training, over all sittings.
+        batch: Samples of the global batch.
+    """
+
+    step: int = 0
+    best: dict[str, Any] | None = None
+    waited: int = 0
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    early: bool = False
+    seconds: float = 0.0
+    batch: int = 0
+
+
+class Run:
+    """A run with everything in its place; `train_pruner` goes through it."""
+
+    def __init__(self, config: RunConfig, folder: Path, accelerator: Accelerator) -> None:
+        self.config, self.folder, self.accelerator = config, folder, accelerator
+        seed_everything(config.seed)
+        model, processor, self.base_id = load_frozen(config.backbone, accelerator.device)
+        keep = config.budget.keep if config.budget.range is None else config.budget.range[1]
+        assert keep is not None
+        seed_everything(config.seed)  # again: what loading drew must not decide where the scorer starts
+        self.vlm = PrunedVLM(model, processor, method=config.method.name, keep=keep, **config.method.options)
+        if not isinstance(self.vlm.method, TrainablePruner):
+            raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
+        self.feed: Feed = open_feed(config.data, config.seed)
+        optim = config.optim
+        self.size = optim.batch_size * optim.accumulate * accelerator.num_processes
+        self.steps = self._count_steps()
+        self.anneal_steps = resolve_steps(config.tau.anneal_steps, self.steps)
+        self.warmup_steps = resolve_steps(optim.warmup, self.steps)
+        self.validate_every = max(1, resolve_steps(config.validation.every, self.steps))
+        trained = [parameter for parameter in self.vlm.method.parameters() if parameter.requires_grad]
+        objective = Objective(self.vlm, config)
+        optimizer = torch.optim.AdamW(trained, lr=optim.lr, weight_decay=optim.weight_decay)
+        self.objective, self.optimizer = accelerator.prepare(objective, optimizer)
+        self.trained = trained
+        self.standing = Standing(batch=self.size)
+        self.best_weights: dict[str, Tensor] = {}
+        self.held_out: list[Sample] = []
+
+    def _count_steps(self) -> int:
+        optim, per_epoch = self.config.optim, self.feed.per_epoch
+        if optim.steps is not None:
+            return optim.steps
+        if per_epoch is None:
+            raise ValueError(f"there is no end of {self.config.data.name}; say how long to train with optim.steps=...")
+        steps = optim.epochs * per_epoch // self.size
+        if steps < 1:
+            raise ValueError(
+                f"{per_epoch} samples are fewer than one global batch of {self.size}; lower optim.batch_size or "
+                "optim.accumulate, or give more data"
+            )
+        return steps
+
+    @property
+    def tau_end(self) -> float:
+        return self.config.tau.end
+
+    # --- before the first step ---
+
+    def begin(self) -> None:
+        """Go on from the last checkpoint, or calibrate and start; then read the held-out samples."""
+        found = load_latest(self.folder)
+        if found is not None:
+            self._restore(found)
+        elif getattr(self.vlm.method, "throttle_noise", None) is not None:
+            self.vlm.method.calibrate(self._calibration())  # type: ignore[operator]
+        rows = self.feed.validation()
+        whole = [row for row in rows if isinstance(row, Sample)]
+        self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
+        self.held_out = whole
+
+    def _calibration(self) -> Iterator[VisualTokens]:
+        per_epoch = self.feed.per_epoch
+        count = CALIBRATION if per_epoch is None else min(CALIBRATION, per_epoch)
+        size = self.config.optim.batch_size
+        for start in range(0, count, size):
+            positions = range(start, min(start + size, count))
+            rows = self.feed.read(positions, positions).values()
+            samples = [row for row in rows if isinstance(row, Sample)]
+            if samples:
+                yield make_batch(self.vlm, samples)[1]
+
+    def _restore(self, found: Checkpoint) -> None:
+        standing = Standing(**found.state)
+        if standing.batch != self.size:
+            raise ValueError(
+                f"the run was started with {standing.batch} samples a step and this would be {self.size}; keep "
+                "batch_size * accumulate * processes as it was"
+            )
+        self.standing, self.best_weights = standing, found.tensors.get("best", {})
+        self.vlm.method.load_state_dict(found.tensors["weights"])
+        restore_optimizer(self.optimizer, found.tensors["optimizer"])
+        restore_random(found.tensors["random"])
+
+    # --- one step ---
+
+    def read(self, step: int) -> list[list[Sample | Broken]]:
+        """This process's rows of a step, one list for each forward pass."""
+        positions = global_batch(step, self.size)
+        parts = micro_batches(
+            positions,
+            batch_size=self.config.optim.batch_size,
+            rank=self.accelerator.process_index,
+            world=self.accelerator.num_processes,
+        )
+        found = self.feed.read(positions, [position for part in parts for position in part])
+        return [[found[position] for position in part] for part in parts]
+
+    def take_step(self, rows: list[list[Sample | Broken]], *, stop: bool) -> tuple[dict[str, float], bool]:
+        """One optimiser step; what is to be told of it, and whether any process was asked to stop."""
+        accelerator, optim, step = self.accelerator, self.config.optim, self.standing.step
+        parts = [[row for row in part if isinstance(row, Sample)] for part in rows]
+        broken = [row for part in rows for row in part if isinstance(row, Broken)]
+        num_targets = sum(self.count_targets(sample) for part in parts for sample in part)
+        targets, num_broken, num_asked = self.sum_up(num_targets, len(broken), int(stop))
+        if num_broken:
+            self._count_broken(gather_object(broken) if accelerator.num_processes > 1 else broken)
+        if not targets:
+            raise ValueError(f"no row of step {step} can be used; {self._first_broken()}")
+        tau = tau_at(step, start=self.config.tau.start, end=self.tau_end, anneal_steps=self.anneal_steps)
+        lr = optim.lr * learning_rate_scale(step, total_steps=self.steps, warmup_steps=self.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        divisor = torch.tensor(targets, dtype=torch.float32, device=accelerator.device)
+        loss_sum = entropy_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            with nullcontext() if last else accelerator.no_sync(self.objective):
+                loss, entropy = self.objective(part, step, tau, divisor)
+                # Gradients are averaged over processes, and this is a sum over all samples.
+                accelerator.backward(loss * accelerator.num_processes)
+            loss_sum = loss_sum + loss.detach().double()
+            entropy_sum = entropy_sum + entropy.double()
+        value, entropy, num_samples = self.sum_up(loss_sum, entropy_sum, sum(len(part) for part in parts))
+        if not np.isfinite(value):
+            raise ValueError(f"the loss is {value} at step {step}; lower optim.lr={optim.lr} or check the data")
+        if optim.clip is not None:
+            accelerator.clip_grad_norm_(self.trained, optim.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.standing.step += 1
+        record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}
+        return record, num_asked > 0
+
+    def count_targets(self, sample: Sample) -> int:
+        """Answer tokens of a sample."""
+        return len(self.vlm.backbone._answer_ids(sample.answer))
+
+    def sum_up(self, *values: int | float | Tensor) -> list[float]:
+        """Each value summed over the processes."""
+        device = self.accelerator.device
+        packed = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device) for value in values])
+        summed = self.accelerator.reduce(packed, "sum")
+        assert isinstance(summed, Tensor)
+        return summed.tolist()
+
+    def _count_broken(self, rows: Sequence[Broken]) -> None:
+        """Note rows that cannot be used; more than one in a hundred of what the run reads stops it."""
+        if not rows:
+            return
+        known = {entry["row"] for entry in self.standing.broken}
+        self.standing.broken += [{"row": row.id, "reason": row.reason} for row in rows if row.id not in known]
+        if self.accelerator.is_main_process:
+            write_broken(self.folder, self.standing.broken)
+        per_epoch = self.feed.per_epoch
+        read = self.steps * self.size if per_epoch is None else min(self.steps * self.size, per_epoch)
+        limit = MAX_BROKEN * (read + self.config.data.validation)
+        if len(self.standing.broken) > limit:
+            raise ValueError(
+                f"{len(self.standing.broken)} rows of {self.config.data.name} cannot be used, more than 1 % of the "
+                f"{read + self.config.data.validation} this run reads; {self._first_broken()}"
+            )
+
+    def _first_broken(self) -> str:
+        first = self.standing.broken[0]
+        return f"the first is row {first['row']}: {first['reason']} (all are listed in {self.folder / BROKEN_FILE})"
+
+    # --- validation ---
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """Both losses of the held-out samples at the final temperature, with the same noise each time."""
+        config, accelerator = self.config, self.accelerator
+        mine = self.held_out[accelerator.process_index :: accelerator.num_processes]
+        divisor = torch.tensor(sum(map(self.count_targets, self.held_out)), dtype=torch.float32).to(accelerator.device)
+        objective = accelerator.unwrap_model(self.objective)
+        sums = {hard: torch.zeros((), dtype=torch.float64, device=accelerator.device) for hard in (False, True)}
+        for start in range(0, len(mine), config.optim.batch_size):
+            part = mine[start : start + config.optim.batch_size]
+            for hard in sums:
+                with accelerator.autocast():
+                    sums[hard] += objective(part, FIXED, self.tau_end, divisor, hard)[0].double()
+        throttled, hard = self.sum_up(sums[False], sums[True])
+        record = {"step": self.standing.step, "throttled": throttled, "hard": hard, "gap": hard - throttled}
+        self._judge(record)
+        return record
+
+    def _judge(self, record: dict[str, Any]) -> None:
+        """Note whether this validation is the best so far, and whether patience has run out."""
+        standing, choose_by, patience = self.standing, self.config.validation.choose_by, self.config.optim.patience
+        record["best"] = standing.best is None or record[choose_by] < standing.best[choose_by]
+        if record["best"]:
+            standing.best, standing.waited = dict(record), 0
+            self.best_weights = {
+                name: value.detach().to("cpu", copy=True) for name, value in self.vlm.method.state_dict().items()
+            }
+        elif standing.step > self.anneal_steps:
+            standing.waited += 1
+            standing.early = patience is not None and standing.waited >= patience
+
+    # --- the end ---
+
+    def save(self) -> None:
+        """Write a checkpoint, from the first process."""
+        if self.accelerator.is_main_process:
+            tensors = {
+                "weights": self.vlm.method.state_dict(),
+                "optimizer": optimizer_tensors(self.optimizer),
+                "random": random_tensors(),
+                **({"best": self.best_weights} if self.best_weights else {}),
+            }
+            state = {name: getattr(self.standing, name) for name in Standing.__slots__}  # type: ignore[attr-defined]
+            checkpoint = Checkpoint(state, tensors)
+            save_checkpoint(self.folder, self.standing.step, checkpoint, keep=self.config.saving.keep)
+
+    def export(self) -> None:
+        """Save the best pruner (the last one, where nothing was held out) and the picture of its losses."""
+        if self.best_weights:
+            self.vlm.method.load_state_dict(self.best_weights)
+        if self.accelerator.is_main_process:
+            budget = self.config.budget
+            notes = "" if budget.range is None else f"trained with budgets drawn from {list(budget.range)}"
+            self.vlm.save_pretrained(self.folder, base_id=self.base_id, notes=notes)
+            plot_losses(self.folder, read_metrics(self.folder))
+
+
+def write_broken(folder: Path, broken: Sequence[dict[str, Any]]) -> None:
+    """The list of rows that could not be used, one JSON object per line."""
+    write_text(folder / BROKEN_FILE, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in broken))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch on every device. What a step draws comes from generators of its own."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def train_pruner(config: RunConfig, folder: Path, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Train as the config says and save the pruner into `folder`; what came out, as plain values.
+
+    `main` is True in the first process alone, whose business it is to tell.
+
+    Args:
+        folder: Of the run: run.yaml, checkpoints, metrics.jsonl, and at the end the pruner and loss.png.
+        resume: Go on from the folder's last checkpoint, or start where there is none.
+        quiet: Show nothing on stderr.
+    """
+    precision = "bf16" if config.optim.precision == "bfloat16" else "no"
+    accelerator = Accelerator(mixed_precision=precision)
+    if accelerator.is_main_process:
+        claim_folder(folder, config, resume=resume)
+        remove_unfinished(folder)
+    accelerator.wait_for_everyone()
+    run = Run(config, folder, accelerator)
+    run.begin()
+    asked = False
+    with (
+        stop_on_signal() as stop,
+        Watch(
+            folder if accelerator.is_main_process else None,
+            steps=run.steps,
+            start=run.standing.step,
+            tensorboard=config.saving.tensorboard,
+            quiet=quiet,
+        ) as watch,
+        recomputing(run.vlm.backbone, enabled=config.optim.gradient_checkpointing),
+        ThreadPoolExecutor(max_workers=1) as reader,
+    ):
+        if resume:
+            done = run.standing.step
+            watch.say(f"going on after step {done}" if done else f"nothing to resume in {folder}: starting anew")
+        asked = _steps(run, watch, stop, reader)
+    if not asked:
+        run.export()
+    accelerator.wait_for_everyone()
+    standing = run.standing
+    summary = {
+        "out": str(folder),
+        "ended": "stopped" if asked else "early" if standing.early else "finished",
+        "step": standing.step,
+        "steps": run.steps,
+        "best": standing.best,
+        "broken": len(standing.broken),
+        "seconds": standing.seconds,
+        "samples_s": standing.step * run.size / standing.seconds if standing.seconds else 0.0,
+        "peak_gb": peak_memory_gb(),
+        "main": accelerator.is_main_process,
+        **run.vlm.method.parameter_counts(),  # type: ignore[operator]
+    }
+    accelerator.end_training()
+    return summary
+
+
+def _steps(run: Run, watch: Watch, stop: threading.Event, reader: ThreadPoolExecutor) -> bool:
+    """Take the steps that are left; whether they were broken off by a signal."""
+    standing, saving = run.standing, run.config.saving
+    if standing.step >= run.steps or standing.early:
+        return False
+    rows: Future[list[list[Sample | Broken]]] = reader.submit(run.read, standing.step)
+    while standing.step < run.steps and not standing.early:
+        start = time.perf_counter()
+        now = rows.result()
+        if standing.step + 1 < run.steps:  # the next rows are read while this step is computed
+            rows = reader.submit(run.read, standing.step + 1)
+        record, asked = run.take_step(now, stop=stop.is_set())
+        seconds = time.perf_counter() - start
+        standing.seconds += seconds
+        watch.step({"step": standing.step, **record, "samples_s": run.size / seconds, "memory_gb": peak_memory_gb()})
+        due = standing.step % run.validate_every == 0 or standing.step == run.steps
+        if due and run.held_out:
+            watch.validation(run.validate())
+        if asked or due or standing.step % saving.every == 0:
+            run.save()
+        if asked:
+            return True
+    return False

@@ -1,0 +1,158 @@
+"""What a run shows while it is under way and leaves behind: a progress line, metrics.jsonl, TensorBoard, loss.png."""
+
+import json
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from diffprune.results import write_text
+
+METRICS, PLOT, BOARD = "metrics.jsonl", "loss.png", "tensorboard"
+Record = Mapping[str, Any]
+
+
+def peak_memory_gb() -> float:
+    """The most memory used so far: the GPU's where there is one, else this process's."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+class Watch:
+    """Takes the records of a run, one per step and one per validation.
+
+    Args:
+        folder: Of the run; None watches silently, as processes other than the first do.
+        steps: Of the whole run.
+        start: The step the run goes on from; records after it, left by a run that was ended, are dropped.
+        tensorboard: Also write curves for TensorBoard, where that is installed.
+        quiet: Show nothing on stderr.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, steps: int, start: int = 0, tensorboard: bool = True, quiet: bool = False
+    ) -> None:
+        self.folder, self.steps = folder, steps
+        self.console = Console(stderr=True, quiet=quiet or folder is None)
+        live = self.console.is_terminal and not self.console.quiet
+        columns = (
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+        )
+        self.progress = Progress(*columns, console=self.console, disable=not live)
+        self.task = self.progress.add_task("", total=steps, completed=start)
+        self.board = None
+        if folder is None:
+            return
+        write_text(folder / METRICS, "".join(json.dumps(one) + "\n" for one in read_metrics(folder, until=start)))
+        self.file = (folder / METRICS).open("a", encoding="utf-8")
+        if tensorboard:
+            self.board = open_board(folder / BOARD, start)
+
+    def __enter__(self) -> "Watch":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+        if self.folder is not None:
+            self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+    def step(self, record: Record) -> None:
+        """One optimiser step: step, loss, tau, lr, entropy, samples_s, memory_gb."""
+        line = (
+            f"loss {record['loss']:.4f}  tau {record['tau']:.3f}  entropy {record['entropy']:.2f}  "
+            f"{record['samples_s']:.1f} samples/s  {record['memory_gb']:.1f} GB"
+        )
+        self.progress.update(self.task, completed=record["step"], description=line)
+        self._keep(record, "train")
+
+    def validation(self, record: Record) -> None:
+        """One validation: step, throttled, hard, gap, best."""
+        losses = f"throttled {record['throttled']:.4f}, hard top-K {record['hard']:.4f}, gap {record['gap']:+.4f}"
+        self.say(f"step {record['step']}/{self.steps}: {losses}{' (best)' if record['best'] else ''}")
+        self._keep(record, "validation")
+
+    def say(self, sentence: str) -> None:
+        """A line on stderr."""
+        self.console.print(sentence, highlight=False, soft_wrap=True)
+
+    def _keep(self, record: Record, kind: str) -> None:
+        if self.folder is None:
+            return
+        self.file.write(json.dumps({"kind": kind, **record}) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for key, value in record.items():
+                if key not in ("step", "best"):
+                    self.board.add_scalar(f"{kind}/{key}", value, record["step"])
+
+
+def open_board(folder: Path, start: int) -> Any:
+    """A TensorBoard writer, or None where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=start + 1 if start else None)
+
+
+def read_metrics(folder: Path, *, until: int | None = None) -> list[dict[str, Any]]:
+    """The run's records, up to a step; a line that was cut off in the middle is left out."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if until is None or record["step"] <= until:
+            records.append(record)
+    return records
+
+
+def plot_losses(folder: Path, records: Sequence[Record]) -> Path | None:
+    """`loss.png`: the training loss, both validation losses and the temperature over the steps."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    trained = [record for record in records if record["kind"] == "train"]
+    checked = [record for record in records if record["kind"] == "validation"]
+    if not trained:
+        return None
+    steps = [record["step"] for record in trained]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(steps, [record["loss"] for record in trained], color="0.7", linewidth=0.8, label="training")
+    for key, label in (("throttled", "validation, throttled"), ("hard", "validation, hard top-K")):
+        if checked:
+            axes.plot([one["step"] for one in checked], [one[key] for one in checked], marker="o", label=label)
+    axes.set_xlabel("optimiser step")
+    axes.set_ylabel("caption loss")
+    right = axes.twinx()
+    right.plot(steps, [record["tau"] for record in trained], color="C3", linestyle=":", label="tau")
+    right.set_ylabel("tau")
+    lines = [*axes.get_lines(), *right.get_lines()]
+    axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False)
+    path = folder / PLOT
+    figure.savefig(path, dpi=120)
+    return path

@@ -1,0 +1,108 @@
+"""A headless Chromium driven over the DevTools protocol through a pair of pipes: no driver, no network, no library."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE = 60.0
+
+
+def find_browser() -> str | None:
+    """The first browser there is on the path."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One browser with one page; `requests` and `errors` collect what the page asked for and what went wrong."""
+
+    def __init__(self, executable: str, profile: Path, *flags: str) -> None:
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+        os.set_blocking(self._in, False)
+        options = [
+            "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+            "--disable-background-networking", "--disable-extensions", "--window-size=1280,1000",
+            f"--user-data-dir={profile}", "--remote-debugging-pipe", *flags,
+        ]  # fmt: skip
+        # The protocol is spoken on descriptors 3 and 4; by way of 8 and 9, so that neither is written over.
+        shell = f'exec 8<&{to_browser} 9>&{from_browser} && exec "$0" "$@" 3<&8 4>&9 8<&- 9>&-'
+        self._process = subprocess.Popen(
+            ["bash", "-c", shell, executable, *options],
+            pass_fds=(to_browser, from_browser),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._buffer = b""
+        self._number = 0
+        self._events: list[dict[str, Any]] = []
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._out)
+        os.close(self._in)
+        self._process.terminate()
+        self._process.wait(timeout=PATIENCE)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The result of one command of the protocol."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if hasattr(self, "_session"):
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self._note(answer)
+
+    def open(self, address: str) -> None:
+        """Load a page and wait until everything on it is loaded."""
+        self.call("Page.navigate", url=address)
+        while not any(event["method"] == "Page.loadEventFired" for event in self._events):
+            self._note(self._read())
+        self._events.clear()
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression on the page."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def _read(self) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE
+        while b"\0" not in self._buffer:
+            assert time.monotonic() < deadline and self._process.poll() is None, "the browser does not answer"
+            try:
+                self._buffer += os.read(self._in, 1 << 20)
+            except BlockingIOError:
+                time.sleep(0.005)
+        message, self._buffer = self._buffer.split(b"\0", 1)
+        return json.loads(message)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+        parameters = event.get("params", {})
+        if event.get("method") == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        elif event.get("method") == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(parameters["exceptionDetails"]))
+        elif event.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.errors.append(parameters["entry"]["text"])

@@ -1,0 +1,146 @@
+"""Small runs for the tests: a tiny LLaVA on disk, pictures with captions, and a server that starts runs quickly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+COLORS = ("red", "green", "blue", "grey")
+
+
+def save_model(folder: Path, family: str = "llava") -> Path:
+    """The tiny model of a family as a folder that `from_pretrained` reads."""
+    model, processor = tiny.build(family)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def caption(index: int) -> str:
+    return f"a {COLORS[index % 4]} one, number {index}"
+
+
+def save_pictures(folder: Path, count: int = 24) -> Path:
+    """A folder of pictures with `metadata.jsonl`."""
+    folder.mkdir(parents=True)
+    lines = []
+    for index in range(count):
+        tiny.picture(index, (40, 30)).save(folder / f"{index}.png")
+        lines.append(json.dumps({"image": f"{index}.png", "caption": caption(index)}))
+    (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def values(model: Path, data: Path, /, **changes: Any) -> dict[str, Any]:
+    """A config of few steps; a change of a section is merged into it."""
+    config: dict[str, Any] = {
+        "backbone": {"name": "llava", "weights": str(model), "dtype": "float32"},
+        "budget": {"keep": 4},
+        "tau": {"anneal_steps": 0.5},
+        "optim": {"lr": 3e-3, "batch_size": 2, "accumulate": 2, "steps": 6, "precision": "float32"},
+        "data": {"name": str(data), "validation": 4},
+        "validation": {"every": 3},
+        "saving": {"every": 2, "tensorboard": False},
+    }
+    for key, value in changes.items():
+        config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
+    return config
+
+
+def write_config(path: Path, config: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def losses(folder: Path) -> list[float]:
+    """The training loss of every step, each step once and in order."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = [record for record in records if record["kind"] == "train"]
+    assert [record["step"] for record in trained] == list(range(1, len(trained) + 1))
+    return [record["loss"] for record in trained]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+class ForkServer:
+    """A process that has imported everything and forks a child for each command: a run starts in no time.
+
+    Use it as a context; `start` gives the child's process id, `wait` its exit code (negative: the signal it died of).
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __enter__(self) -> "ForkServer":
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "tests.train.runs", str(self.log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+        self._read("ready")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self.server.stdin is not None and self.server.stdout is not None
+        self.server.stdin.close()
+        self.server.stdout.close()
+        self.server.wait()
+
+    def start(self, *arguments: str) -> int:
+        assert self.server.stdin is not None
+        self.server.stdin.write(json.dumps(arguments) + "\n")
+        self.server.stdin.flush()
+        return self._read("child")
+
+    def wait(self) -> int:
+        return self._read("exit")
+
+    def _read(self, kind: str) -> int:
+        """The number of the next message, which must be of that kind: a number taken for a process id may be killed."""
+        assert self.server.stdout is not None
+        found, number = self.server.stdout.readline().split()
+        assert found == kind, f"{found} {number} came where {kind} was awaited"
+        return int(number)
+
+
+def serve(log: str) -> None:
+    """Fork a child for each line of stdin, tell its id, then its exit code."""
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration  # noqa: F401
+
+    import diffprune.train.run  # noqa: F401  # everything a run needs, once
+    from diffprune.cli.main import _run
+    from diffprune.registry import BACKBONES, METHODS
+
+    torch.set_num_threads(1)
+    BACKBONES.names(), METHODS.names()
+    print("ready 0", flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(handle, 1)
+            os.dup2(handle, 2)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            code = _run(json.loads(line))
+            sys.stdout.flush()
+            os._exit(code)
+        print("child", child, flush=True)
+        print("exit", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

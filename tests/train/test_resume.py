@@ -1,0 +1,180 @@
+"""A run that is killed, stopped or out of room goes on as if nothing had happened."""
+
+import errno
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffprune.train import checkpointing
+from diffprune.train.checkpointing import (
+    Checkpoint,
+    load_latest,
+    optimizer_tensors,
+    random_tensors,
+    restore_optimizer,
+    restore_random,
+    save_checkpoint,
+)
+from tests.train import runs
+
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    model, data = runs.save_model(folder / "model"), runs.save_pictures(folder / "data")
+    values = runs.values(
+        model, data, optim={"steps": STEPS}, validation={"every": 6}, budget={"keep": None, "range": [2, 8]}
+    )
+    return runs.write_config(folder / "run.yaml", values)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    with runs.ForkServer(tmp_path_factory.mktemp("server") / "log") as server:
+        yield server
+
+
+def last(folder: Path) -> Path:
+    return checkpointing.list_checkpoints(folder)[0]
+
+
+@pytest.fixture(scope="module")
+def unbroken(config: Path, server: runs.ForkServer) -> Path:
+    folder = config.parent / "unbroken"
+    server.start("train", "--config", str(config), "--out", str(folder))
+    assert server.wait() == 0, server.log.read_text()
+    return folder
+
+
+def wait_for_steps(folder: Path, count: int) -> None:
+    """Until the run has told of that many steps."""
+    path, deadline = folder / "metrics.jsonl", time.monotonic() + 60
+    while count and not (path.exists() and path.read_text().count('"kind": "train"') >= count):
+        assert time.monotonic() < deadline, f"the run does not reach step {count}"
+        time.sleep(0.002)
+
+
+def assert_same_run(folder: Path, unbroken: Path) -> None:
+    assert runs.losses(folder) == runs.losses(unbroken)
+    assert (folder / "model.safetensors").read_bytes() == (unbroken / "model.safetensors").read_bytes()
+    for name in ("weights", "optimizer", "best", "random"):
+        ours, theirs = (last(path) / f"{name}.safetensors" for path in (folder, unbroken))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+
+
+def test_a_run_killed_at_random_moments_ends_bit_equal(config, server, unbroken):
+    """SIGKILL at six moments spread over the run: while it starts, then in or between steps, whatever it does then."""
+    folder, draw = config.parent / "killed", random.Random(0)
+    command = ("train", "--config", str(config), "--out", str(folder), "--resume")
+    reached = []
+    for count in (0, 1, 5, 9, 13, 17):
+        child = server.start(*command)
+        wait_for_steps(folder, count)
+        time.sleep(draw.uniform(0.0, 0.06 if count else 0.3))
+        os.kill(child, signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        found = load_latest(folder)
+        reached.append(0 if found is None else found.state["step"])
+    assert reached == sorted(reached) and reached[-1] > 8
+    server.start(*command)
+    assert server.wait() == 0, server.log.read_text()
+    assert_same_run(folder, unbroken)
+
+
+def test_sigterm_saves_and_leaves_and_the_run_goes_on(config, server, unbroken):
+    folder = config.parent / "stopped"
+    command = ("train", "--config", str(config), "--out", str(folder), "--resume", "saving.every=1000")
+    child = server.start(*command)
+    wait_for_steps(folder, 1)
+    os.kill(child, signal.SIGTERM)
+    assert server.wait() == 143, server.log.read_text()
+    assert "everything is saved, go on with --resume" in server.log.read_text()
+    found = load_latest(folder)
+    assert found is not None and 0 < found.state["step"] < STEPS
+    assert not (folder / "model.safetensors").exists()
+    server.start(*command)
+    assert server.wait() == 0
+    assert_same_run(folder, unbroken)
+
+
+def test_a_finished_run_is_left_as_it_is(config, server, unbroken):
+    folder = unbroken
+    before = (folder / "model.safetensors").read_bytes()
+    server.start("train", "--config", str(config), "--out", str(folder), "--resume")
+    assert server.wait() == 0
+    assert (folder / "model.safetensors").read_bytes() == before and len(runs.losses(folder)) == STEPS
+
+
+def some(step: int) -> Checkpoint:
+    return Checkpoint({"step": step}, {"weights": {"a": torch.full((4,), float(step))}})
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 2, some(2), keep=1)
+
+    def full(path: Path, content: bytes) -> None:
+        path.write_bytes(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointing, "write_bytes", full)
+        with pytest.raises(
+            OSError, match=r"step 4 cannot be written \(No space left on device\); .*checkpoint-000002 is"
+        ):
+            save_checkpoint(tmp_path, 4, some(4), keep=1)
+    found = load_latest(tmp_path)
+    assert found is not None and found.state == {"step": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000002"]
+    save_checkpoint(tmp_path, 4, some(4), keep=1)  # there is room again
+    assert load_latest(tmp_path).state == {"step": 4}
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    for step in (2, 4):
+        save_checkpoint(tmp_path, step, some(step), keep=2)
+    path = tmp_path / "checkpoint-000004" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert load_latest(tmp_path).state == {"step": 2}
+    (tmp_path / "checkpoint-000002" / "state.json").unlink()
+    assert load_latest(tmp_path) is None
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path):
+    (tmp_path / ".unfinished-000001").mkdir()
+    for step in range(1, 5):
+        save_checkpoint(tmp_path, step, some(step), keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000003", "checkpoint-000004"]
+
+
+def test_random_generators_go_on_where_they_were():
+    import numpy as np
+
+    states = random_tensors()
+    first = (random.random(), random.gauss(), np.random.rand(), np.random.randn(), torch.rand(2).tolist())
+    restore_random(states)
+    assert (random.random(), random.gauss(), np.random.rand(), np.random.randn(), torch.rand(2).tolist()) == first
+
+
+def test_an_optimiser_goes_on_where_it_was():
+    def step(weight: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        (weight**3).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    step(weight, optimizer)
+    other = torch.nn.Parameter(weight.detach().clone())
+    copy = torch.optim.AdamW([other], lr=0.1)
+    kept = {name: value.clone() for name, value in optimizer_tensors(optimizer).items()}
+    restore_optimizer(copy, kept)
+    step(weight, optimizer)
+    step(other, copy)
+    assert torch.equal(weight, other)

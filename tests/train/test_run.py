@@ -1,0 +1,252 @@
+"""A whole run on a tiny LLaVA: what it trains, what it leaves behind, and what it refuses."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diffprune.config import make_config
+from diffprune.model import PrunedVLM
+from diffprune.train import run as run_module
+from diffprune.train.frozen import load_frozen, recomputing
+from diffprune.train.run import train_pruner
+from tests import tiny
+from tests.train import runs
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    runs.save_model(folder / "model")
+    runs.save_pictures(folder / "data")
+    return folder
+
+
+def train(disk: Path, out: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
+    config = make_config(runs.values(disk / "model", disk / "data", **changes))
+    return train_pruner(config, out, resume=resume, quiet=True)
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def test_a_run_leaves_a_pruner_that_loads_and_has_the_loss_that_was_reported(disk: Path, tmp_path: Path) -> None:
+    summary = train(disk, tmp_path, saving={"tensorboard": True})
+    assert (summary["ended"], summary["step"], summary["broken"]) == ("finished", 6, 0)
+    checked = records(tmp_path, "validation")
+    assert [record["step"] for record in checked] == [3, 6]
+    assert all(record["gap"] == pytest.approx(record["hard"] - record["throttled"]) for record in checked)
+    assert summary["best"]["hard"] == min(record["hard"] for record in checked)
+    trained = records(tmp_path, "train")
+    assert set(trained[0]) >= {"loss", "tau", "lr", "entropy", "samples_s", "memory_gb"}
+    assert trained[0]["tau"] == 2.0 and trained[-1]["tau"] == 0.1 and 0 < trained[-1]["entropy"] <= 4.0
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+    if importlib.util.find_spec("tensorboard"):
+        assert list((tmp_path / "tensorboard").iterdir())
+
+    vlm = PrunedVLM.from_pretrained(tmp_path)
+    assert vlm.budget.keep == 4
+    config = make_config(runs.values(disk / "model", disk / "data"))
+    held_out = run_module.open_feed(config.data, config.seed).validation()
+    batch, tokens = run_module.make_batch(vlm, held_out)
+    with torch.no_grad():
+        assert vlm.loss(batch, tokens=tokens, hard=True).item() == pytest.approx(summary["best"]["hard"], rel=1e-5)
+
+
+def test_only_the_method_learns(disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+
+    def load(*arguments: Any) -> Any:
+        loaded = load_frozen(*arguments)
+        kept.append((loaded[0], {name: value.clone() for name, value in loaded[0].state_dict().items()}))
+        return loaded
+
+    monkeypatch.setattr(run_module, "load_frozen", load)
+    train(disk, tmp_path, optim={"gradient_checkpointing": True})
+    ((model, before),) = kept
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.parameters())
+    assert not any(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    names = {key for path in tmp_path.rglob("weights.safetensors") for key in tensor_names(path)}
+    assert names and all(name.startswith(("scorer.", "throttle_")) for name in names)
+    assert all(name.startswith("scorer.") for name in tensor_names(tmp_path / "model.safetensors"))
+
+
+def tensor_names(path: Path) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
+def test_the_losses_do_not_depend_on_how_a_batch_is_cut(disk: Path, tmp_path: Path) -> None:
+    found = []
+    for batch_size, accumulate in ((4, 1), (2, 2), (1, 4)):
+        out = tmp_path / str(batch_size)
+        train(
+            disk,
+            out,
+            optim={"batch_size": batch_size, "accumulate": accumulate},
+            budget={"keep": None, "range": [2, 8]},
+        )
+        found.append(runs.losses(out))
+    assert found[1] == pytest.approx(found[0], rel=1e-5) and found[2] == pytest.approx(found[0], rel=1e-5)
+    assert found[0][0] != found[0][1]
+
+
+def test_running_layers_again_changes_no_loss(disk: Path, tmp_path: Path) -> None:
+    for again in (False, True):
+        train(disk, tmp_path / str(again), optim={"gradient_checkpointing": again, "steps": 3})
+    assert runs.losses(tmp_path / "True") == pytest.approx(runs.losses(tmp_path / "False"), rel=1e-6)
+
+
+def test_layers_really_run_again() -> None:
+    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4)
+    layer = vlm.backbone.language_model.layers[0]
+    calls: list[int] = []
+    hook = layer.self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
+    batch = vlm.prepare([tiny.picture()], ["?"], ["a"])
+    try:
+        for enabled, expected in ((False, 1), (True, 2)):
+            calls.clear()
+            with recomputing(vlm.backbone, enabled=enabled):
+                vlm.loss(batch).backward()
+            assert len(calls) == expected
+    finally:
+        hook.remove()
+    assert not layer.training and not layer.gradient_checkpointing
+
+
+def test_matched_noise_is_calibrated_once_and_kept(disk: Path, tmp_path: Path) -> None:
+    train(disk, tmp_path, method={"name": "diffprune", "noise": "matched"}, optim={"steps": 2})
+    path = next(tmp_path.rglob("weights.safetensors"))
+    from safetensors.torch import load_file
+
+    spread = [value for name, value in load_file(path).items() if name.startswith("throttle_noise") and "std" in name]
+    assert len(spread) == 1 and (spread[0] > 0).all()
+
+
+def test_a_run_without_progress_ends_once_patience_has_run_out(disk: Path, tmp_path: Path) -> None:
+    still = {"lr": 1e-60, "steps": 12, "patience": 2}  # too small a rate to move any weight
+    summary = train(disk, tmp_path, optim=still, validation={"every": 2}, tau={"anneal_steps": 4})
+    assert (summary["ended"], summary["step"], summary["best"]["step"]) == ("early", 8, 2)
+    again = train(disk, tmp_path, optim=still, validation={"every": 2}, tau={"anneal_steps": 4}, resume=True)
+    assert (again["ended"], again["step"]) == ("early", 8)
+
+
+@pytest.mark.parametrize("choose_by", ["hard", "throttled"])
+def test_the_best_weights_are_chosen_as_asked(choose_by: str, disk: Path, tmp_path: Path) -> None:
+    summary = train(disk, tmp_path, optim={"lr": 0.03}, validation={"every": 1, "choose_by": choose_by})
+    checked = records(tmp_path, "validation")
+    assert summary["best"][choose_by] == min(record[choose_by] for record in checked)
+
+
+def test_the_bridge_trains_through_shorter_sequences(disk: Path, tmp_path: Path) -> None:
+    harder = {"tau": {"start": 2.0, "end": 1e-3, "anneal_steps": 0.5}, "optim": {"lr": 0.03}, "remove_below": 0.0}
+    train(disk, tmp_path / "paper", **harder)
+    train(disk, tmp_path / "bridge", **{**harder, "recipe": "bridge", "remove_below": 1e-3})
+    paper, bridge = (records(tmp_path / name, "validation")[-1] for name in ("paper", "bridge"))
+    assert abs(bridge["gap"]) < 1e-3 < abs(paper["gap"])  # at the end the two operators are one
+
+
+def test_scenes_are_drawn_for_any_model(disk: Path, tmp_path: Path) -> None:
+    train(disk, tmp_path, data={"name": "scenes", "validation": 2}, optim={"steps": 2})
+    assert len(runs.losses(tmp_path)) == 2
+
+
+def test_mixed_precision_trains_float32_weights(disk: Path, tmp_path: Path) -> None:
+    from accelerate.state import AcceleratorState
+    from safetensors.torch import load_file
+
+    AcceleratorState._reset_state()
+    try:
+        train(disk, tmp_path, backbone={"dtype": "bfloat16"}, optim={"precision": "bfloat16", "steps": 2})
+    finally:
+        AcceleratorState._reset_state()
+    assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.float32}
+
+
+# --- rows that cannot be used -----------------------------------------------------------------------------------------
+
+
+def damage(folder: Path, *numbers: int) -> Path:
+    runs.save_pictures(folder)
+    for number in numbers:
+        (folder / f"{number}.png").write_bytes(b"")
+    return folder
+
+
+def test_broken_rows_are_skipped_counted_and_listed(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "MAX_BROKEN", 0.5)
+    data = damage(tmp_path / "data", 3, 5, 7)
+    out = tmp_path / "out"
+    summary = train(disk, out, data={"name": str(data)}, optim={"batch_size": 1, "accumulate": 4, "steps": 10})
+    listed = [json.loads(line) for line in (out / "broken.jsonl").read_text().splitlines()]
+    assert summary["broken"] == len(listed) and {entry["row"] for entry in listed} == {3, 5, 7}
+    assert "is empty" in listed[0]["reason"] and len(runs.losses(out)) == 10
+
+
+def test_more_than_one_broken_row_in_a_hundred_stops_the_run(disk: Path, tmp_path: Path) -> None:
+    data = damage(tmp_path / "data", *range(3, 9))
+    with pytest.raises(
+        ValueError, match=r"cannot be used, more than 1 % of the 24 this run reads; the first is row \d"
+    ):
+        train(disk, tmp_path / "out", data={"name": str(data)})
+    assert (tmp_path / "out" / "broken.jsonl").is_file()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(disk: Path, out: Path, message: str, **changes: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        train(disk, out, **changes)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_with_another_run_is_refused_and_a_changed_config_is_shown(disk: Path, tmp_path: Path) -> None:
+    train(disk, tmp_path, optim={"steps": 1})
+    refused(disk, tmp_path, "holds this run already; go on with --resume", optim={"steps": 1})
+    refused(disk, tmp_path, "holds another run (optim.steps: 1 -> 2; seed: 42 -> 1)", optim={"steps": 2}, seed=1)
+    refused(disk, tmp_path, "was started with another config (budget.keep: 4 -> 5)", optim={"steps": 1},
+            budget={"keep": 5}, resume=True)  # fmt: skip
+    (tmp_path / "run.yaml").unlink()
+    refused(disk, tmp_path, "holds a saved model or pruner already", optim={"steps": 1})
+
+
+def test_another_global_batch_is_no_way_to_resume(disk: Path, tmp_path: Path) -> None:
+    train(disk, tmp_path, optim={"steps": 1})
+    state = next(tmp_path.glob("checkpoint-*/state.json"))
+    state.write_text(state.read_text().replace('"batch": 4', '"batch": 8'))
+    refused(disk, tmp_path, "started with 8 samples a step and this would be 4", optim={"steps": 1}, resume=True)
+
+
+def test_a_config_for_another_backbone_is_refused(disk: Path, tmp_path: Path) -> None:
+    refused(disk, tmp_path / "a", "is for qwen2_5_vl (qwen2.5-vl-7b) and", backbone={"name": "qwen2.5-vl-7b"})
+    refused(disk, tmp_path / "b", "backbone.name is 'lava'; choose a family", backbone={"name": "lava"})
+    refused(disk, tmp_path / "c", "backbone.weights is missing", backbone={"name": "llava", "weights": None})
+    refused(disk, tmp_path / "d", "is neither a folder with a model nor", backbone={"weights": str(tmp_path / "no")})
+
+
+def test_seven_billion_parameters_need_a_gpu(disk: Path, tmp_path: Path) -> None:
+    from diffprune.measure.real_size import llava
+
+    described, _ = llava(False)
+    described.save_pretrained(tmp_path / "seven")
+    big = {"weights": str(tmp_path / "seven"), "dtype": "bfloat16"}
+    sentence = "has 7.1 billion parameters and there is no GPU here: training needs one with 13 GiB"
+    refused(disk, tmp_path / "out", sentence, backbone=big)
+
+
+def test_a_run_that_cannot_learn_or_end_is_refused(disk: Path, tmp_path: Path) -> None:
+    refused(disk, tmp_path / "a", "method 'random' has nothing to train", method={"name": "random"})
+    refused(disk, tmp_path / "b", "there is no end of scenes", data={"name": "scenes"}, optim={"steps": None})
+    refused(disk, tmp_path / "c", "fewer than one global batch of 40", optim={"batch_size": 20, "steps": None})
+    refused(disk, tmp_path / "d", "has no option 'noize'", method={"name": "diffprune", "noize": "unit"})

@@ -1,0 +1,41 @@
+"""Records of a run, and what becomes of those a killed run left."""
+
+import json
+from pathlib import Path
+
+from diffprune.train.watch import Watch, peak_memory_gb, plot_losses, read_metrics
+
+
+def record(step: int) -> dict[str, float]:
+    return {"step": step, "loss": 2.0, "tau": 1.0, "entropy": 3.0, "samples_s": 4.0, "memory_gb": 0.5}
+
+
+def test_records_after_the_checkpoint_are_dropped_and_a_cut_line_is_no_error(tmp_path: Path) -> None:
+    with Watch(tmp_path, steps=9, tensorboard=False, quiet=True) as watch:
+        for step in range(1, 5):
+            watch.step(record(step))
+        watch.validation({"step": 4, "throttled": 1.0, "hard": 1.5, "gap": 0.5, "best": True})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    with Watch(tmp_path, steps=9, start=3, tensorboard=False, quiet=True) as watch:
+        watch.step(record(4))
+    assert [one["step"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4]
+    assert all(one["kind"] == "train" for one in read_metrics(tmp_path))
+
+
+def test_other_processes_leave_nothing(tmp_path: Path, capsys) -> None:
+    with Watch(None, steps=1) as watch:
+        watch.step(record(1))
+        watch.say("hello")
+    assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
+
+
+def test_there_is_no_picture_of_nothing(tmp_path: Path) -> None:
+    assert plot_losses(tmp_path, []) is None
+    path = plot_losses(tmp_path, [{"kind": "train", **record(1)}])
+    assert path is not None and path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_memory_is_measured() -> None:
+    before = peak_memory_gb()
+    assert 0.01 < before < 1000 and json.dumps(before)
