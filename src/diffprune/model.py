@@ -237,6 +237,8 @@ class PrunedVLM(nn.Module):
             kwargs: Go to the model's own `generate`: max_new_tokens, do_sample, num_beams, cache_implementation, ...
         """
         self._refuse(kwargs)
+        if kwargs.get("num_return_sequences", 1) != 1 and not return_ids:
+            raise ValueError("num_return_sequences gives a prompt several answers; take them with return_ids=True")
         batch = self.backbone.prepare(images, text, chat=chat)
         tokens = self.encode(batch)
         if isinstance(self.method, LayerPruner) and tokens is not None:
@@ -361,8 +363,6 @@ class PrunedVLM(nn.Module):
         for key in ("input_ids", "inputs_embeds", "pixel_values", "position_ids", "attention_mask"):
             if key in kwargs:
                 raise ValueError(f"{key} is made by the pruned path; give images and text instead")
-        if kwargs.get("num_return_sequences", 1) != 1:
-            raise ValueError("num_return_sequences gives several answers to a prompt; ask once for each")
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
