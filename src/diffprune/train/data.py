@@ -247,7 +247,7 @@ class Parquet(Stream):
 
     def __init__(self, paths: Sequence[Path], config: DataConfig) -> None:
         try:
-            import pyarrow.parquet as parquet
+            import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingExtraError(
                 "pyarrow, which reads parquet files, is not installed: run pip install 'diffprune[train]'"
@@ -270,7 +270,7 @@ class Parquet(Stream):
         return self.total
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        import pyarrow.parquet as parquet
+        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
 
         columns = [self.config.image, self.config.caption]
         for first, path, group in self.groups:
@@ -284,7 +284,7 @@ class Hub(Stream):
 
     def __init__(self, config: DataConfig) -> None:
         try:
-            import datasets
+            import datasets  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingExtraError("datasets is not installed: run pip install 'diffprune[train]'") from None
         self.config, self.root = config, Path(config.images or "")
