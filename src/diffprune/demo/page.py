@@ -28,8 +28,7 @@ LABELS = {
 }
 PARTS = {
     "load": "load the model",
-    "train diffprune": "train DiffPrune",
-    "train gumbel_ste": "train Gumbel-STE",
+    "train": "train both scorers at once",
     "encode pictures": "draw and encode pictures",
     "answer": "answer and score",
     "pictures": "pictures for this page",
