@@ -120,17 +120,6 @@ def test_rows_of_a_run_carry_the_contract_s_keys(gallery: native.Gallery) -> Non
     assert all(math.isfinite(one.seconds) and one.seconds > 0 for one in answers)
 
 
-def test_runs_answered_at_once_are_those_answered_one_by_one(gallery: native.Gallery) -> None:
-    vlm = tiny_scenes.pruned()
-    runs = [Run("random", keep, seed, build_method("random", seed=seed)) for keep in (4, 9) for seed in (0, 1)]
-    told: list[int] = []
-    at_once = evaluate(vlm, gallery, runs, workers=3, progress=lambda stage, done, total: told.append(done))
-    one_by_one = evaluate(vlm, gallery, runs)
-    assert [one.said for one in at_once] == [one.said for one in one_by_one]
-    assert [one.run for one in at_once] == [one.run for one in one_by_one]
-    assert max(told) == 5 * len(gallery.prompts)
-
-
 def test_a_model_that_has_nothing_right_gets_no_summary() -> None:
     model, processor = tiny_scenes.always_says("green")
     vlm = PrunedVLM(model, processor)

@@ -28,7 +28,8 @@ LABELS = {
 }
 PARTS = {
     "load": "load the model",
-    "train": "train both scorers at once",
+    "train diffprune": "train DiffPrune",
+    "train gumbel_ste": "train Gumbel-STE",
     "encode pictures": "draw and encode pictures",
     "answer": "answer and score",
     "pictures": "pictures for this page",

@@ -1,15 +1,13 @@
 """Train two scorers on the frozen embedded model, compare them with other methods, and write what came out."""
 
 import json
-import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -32,9 +30,6 @@ OTHERS = ("cls_attention", "uniform_grid", "random")
 LARGER = "scenes-llava"  # shown where a pruner trained for it lies beside its weights
 LARGER_PICTURES = 4
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 
 @dataclass(slots=True)
 class Clock:
@@ -50,33 +45,30 @@ class Clock:
 
 
 def run_demo(out: Path, settings: Settings, progress: Progress) -> Story:
-    """The whole job; `out` gets the page, the summary, the trained pruner and a picture to ask about.
-
-    Things that do not wait for one another run at once, with one thread in each operation: with a model this small that
-    is quicker than two threads, and far quicker where another program wants a core too.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _run(out, settings, progress)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _run(out: Path, settings: Settings, progress: Progress) -> Story:
+    """The whole job; `out` gets the page, the summary, the trained pruner and a picture to ask about."""
     clock = Clock()
     base, processor = load_base(MODEL)
     vlm = PrunedVLM(base, processor, method="full")
     clock.lap("load")
 
-    trained = {}
+    trained: dict[str, PrunedVLM] = {}
+    losses: dict[str, list[float]] = {}
     for name in LEARNED:
         torch.manual_seed(settings.seed)  # both scorers start from the same weights
-        trained[name] = PrunedVLM(base, processor, method=name, keep=BUDGETS[1])
-    losses = dict(
-        zip(trained, _at_once(lambda pruned: _train(pruned, settings, progress), trained.values()), strict=True)
-    )
-    clock.lap("train")
+        pruned = PrunedVLM(base, processor, method=name, keep=BUDGETS[1])
+        losses[name] = train_on_captions(
+            pruned,
+            steps=settings.steps,
+            seconds=settings.seconds,
+            batch_size=settings.batch_size,
+            budgets=TRAINED_BUDGETS,
+            seed=settings.seed,
+            on_step=lambda done, _, stage=f"train {name}": progress(stage, int(99 * done), 100),
+        )
+        progress(f"train {name}", 100, 100)
+        pruned.method.eval()
+        trained[name] = pruned
+        clock.lap(f"train {name}")
 
     others = {name: build_method(name, block=vlm.backbone.block) for name in OTHERS}
     needs = frozenset().union(*(method.needs for method in others.values()))
@@ -85,7 +77,7 @@ def _run(out: Path, settings: Settings, progress: Progress) -> Story:
 
     methods = {name: pruned.method for name, pruned in trained.items()} | others | {"oracle": gallery.oracle()}
     runs = [Run(name, keep, settings.seed, method) for name, method in methods.items() for keep in BUDGETS]
-    answers = evaluate(vlm, gallery, runs, workers=_cores(), progress=progress)
+    answers = evaluate(vlm, gallery, runs, progress=progress)
     rows = quality_rows(answers, answers[0])
     check_rows(rows)
     clock.lap("answer")
@@ -119,34 +111,6 @@ def _run(out: Path, settings: Settings, progress: Progress) -> Story:
     _write(out, story, trained["diffprune"])
     progress("write the page", 1, 1)
     return story
-
-
-def _train(pruned: PrunedVLM, settings: Settings, progress: Progress) -> list[float]:
-    """Train one scorer in the time it has; its losses."""
-    stage = f"train {pruned.method.name}"
-    losses = train_on_captions(
-        pruned,
-        budgets=TRAINED_BUDGETS,
-        steps=settings.steps,
-        seconds=settings.seconds,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        on_step=lambda done, _: progress(stage, int(99 * done), 100),
-    )
-    pruned.method.eval()
-    progress(stage, 100, 100)
-    return losses
-
-
-def _at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    with ThreadPoolExecutor(_cores()) as pool:
-        return list(pool.map(work, items))
-
-
-def _cores() -> int:
-    """Cores to use: more than a few would only wait for the interpreter."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(4, available)
 
 
 def summary(story: Story) -> dict[str, Any]:

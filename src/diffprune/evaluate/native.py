@@ -8,7 +8,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -292,34 +291,23 @@ def evaluate(
     runs: Iterable[Run],
     *,
     batch_size: int = 64,
-    workers: int = 1,
     progress: Progress | None = None,
 ) -> list[Answers]:
-    """Answer and score every run on the same questions; the first is the full model, which `vlm` must be.
-
-    Args:
-        workers: Runs answered at once, each in a thread. On a processor with few cores and a small model that is
-            quicker than several threads in each operation (`torch.set_num_threads(1)` is the caller's business).
-    """
+    """Answer and score every run on the same questions; the first is the full model, which `vlm` must be."""
     assert vlm.method.name == "full", "answers are compared with the full model's"
     all_runs = [Run(method="full", keep=1.0, seed=0, pruner=vlm.method), *runs]
-    answered = [0] * len(all_runs)
-
-    def one(number: int) -> Answers:
-        run = all_runs[number]
-        pruned = PrunedVLM(vlm.base, vlm.processor, method=run.pruner, keep=run.keep, positions=vlm.positions)
+    done: list[Answers] = []
+    for run in all_runs:
+        pruned = vlm.with_method(run.pruner, keep=run.keep)
 
         def told(stage: str, count: int, total: int) -> None:
-            answered[number] = count
             if progress:
-                progress(stage, sum(answered), len(all_runs) * total)
+                progress(stage, len(done) * total + count, len(all_runs) * total)
 
         start = time.perf_counter()
         said = answer(pruned, gallery, keep=run.keep, batch_size=batch_size, progress=told)
-        return score_run(gallery, run, said, seconds=time.perf_counter() - start)
-
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(one, range(len(all_runs))))
+        done.append(score_run(gallery, run, said, seconds=time.perf_counter() - start))
+    return done
 
 
 def quality_rows(answers: Sequence[Answers], full: Answers) -> list[dict[str, Any]]:
