@@ -311,6 +311,19 @@ def test_a_token_names_all_of_its_item_and_background_names_nothing(looked_at):
         assert pairs[row].sum() == len(scene.things) == summary[row, list(supervision.SUMMARY_FIELDS).index("count")]
 
 
+def test_the_summary_tells_the_background_and_counts_the_clutter_where_it_lies():
+    for index in range(20):
+        scene = make_scene("train", index, quality="clear")
+        marks = supervision.clutter_by_cell(scene)
+        fewest, most = 4, 14  # of the world
+        assert marks.shape == (9,) and fewest <= marks.sum() <= most
+        alone = replace(scene, sprites=tuple(s for s in scene.sprites if s[0] in supervision.atlas.MARK_MASKS))
+        pixels, bare = render(pack([alone]), CPU), render(pack([replace(scene, sprites=())]), CPU)
+        shown = (pixels != bare).any(1)[0].unfold(0, 64, 64).unfold(1, 64, 64).any(-1).any(-1).flatten()
+        assert all(shown[cell] for cell in np.flatnonzero(marks))
+        assert (supervision.ground_sort(scene) == len(supervision.atlas.GROUND_PATTERNS)) == (scene.kind == "diagram")
+
+
 def test_the_classes_of_the_targets_are_in_range():
     scenes = [make_scene("train", index) for index in range(100)]
     items, summary, _ = supervision.scene_targets(scenes)
@@ -423,8 +436,9 @@ def trained(tmp_path_factory):
             ("tower", "tower", []),
             ("tower", "again", []),
             ("language", "first", ["--init", "tower"]),
+            ("tower", "later", ["--init", "first"]),
         ):
-            init = [str(folder / part) if part == "tower" else part for part in init]
+            init = [str(folder / part) if part in ("tower", "first") else part for part in init]
             pretrain.main([*common, "--stage", stage, "--steps", "3", "--out", str(folder / name), *init])
         last, earlier, out = (str(folder / name) for name in ("first", "tower", "package"))
         common = ["--model", "scenes-nano", "--stage", "package"]
@@ -441,6 +455,12 @@ def test_the_language_stage_leaves_the_tower_as_it_was(trained):
     tower, whole = (package.load_file(trained / name / package.WEIGHTS) for name in ("tower", "first"))
     assert tower.keys() < whole.keys()
     assert all(torch.equal(value, whole[name]) for name, value in tower.items())
+
+
+def test_a_later_tower_stage_hands_the_decoder_on(trained):
+    first, later = (package.load_file(trained / name / package.WEIGHTS) for name in ("first", "later"))
+    moved = {name for name, value in first.items() if not torch.equal(value, later[name])}
+    assert moved and all(".vision_tower." in name for name in moved)
 
 
 def test_the_tower_stage_ends_with_features_of_deviation_one(trained):

@@ -308,3 +308,11 @@ def test_yes_and_no_are_about_balanced_in_training():
                 answers.setdefault(kind, Counter())[said] += 1
     for counts in answers.values():
         assert 0.42 < counts["yes"] / counts.total() < 0.58, counts
+
+
+def test_exercises_ask_openly_what_the_task_asks_by_choice():
+    scene = make_scene("train", 5, kind="diagram", quality="clear")
+    told = training_turns_by_kind(scene, Rng(0), 40, {"scienceqa": 1, "mmbench_cn": 1}, exercises=True)
+    assert any(len(answer) > 1 for _, _, answer in told)
+    plain = training_turns_by_kind(scene, Rng(0), 40, {"scienceqa": 1, "mmbench_cn": 1})
+    assert all(answer in "ABCD" for _, _, answer in plain)

@@ -57,7 +57,9 @@ class LanguageBatch:
     def __call__(self, scenes: list[Scene]) -> Batch:
         """Turns of the mix of tasks about each scene."""
         told = [
-            training_turns_by_kind(scene, Rng(self.seed, "pretrain", scene.index), self.count, self.weights)
+            training_turns_by_kind(
+                scene, Rng(self.seed, "pretrain", scene.index), self.count, self.weights, exercises=True
+            )
             for scene in scenes
         ]
         return self._arrays(scenes, told)

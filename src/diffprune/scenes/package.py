@@ -27,8 +27,8 @@ def save_weights(model: nn.Module, folder: Path, *, tower_only: bool) -> None:
     part.replace(folder / WEIGHTS)
 
 
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Puts what `save_weights` wrote into the model: all of it, or the tower's and nothing else."""
+def load_weights(model: nn.Module, folder: Path) -> bool:
+    """Puts what `save_weights` wrote into the model: all of it (then true), or the tower's and nothing else."""
     path = folder / WEIGHTS
     if not path.is_file():
         raise ValueError(f"There is no {path} to start from: give --init a folder that an earlier stage wrote.")
@@ -37,6 +37,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     decoder = [name for name in model.state_dict() if ".vision_tower." not in name]
     if unexpected or (missing and sorted(missing) != sorted(decoder)):
         raise ValueError(f"{path} does not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}.")
+    return not missing
 
 
 def package(name: str, trained: Path, earlier: list[Path], out: Path) -> None:

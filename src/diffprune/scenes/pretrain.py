@@ -182,8 +182,9 @@ class Run:
         self.batches = stream.start(settings.workers)  # before anything is on the device: they are forked
 
         self.model = reference.build_model(self.spec, tokenizer, seed=settings.seed)
+        self.whole = settings.stage == "language"  # there is a trained decoder to save beside the tower
         if settings.init is not None:
-            load_weights(self.model, settings.init)
+            self.whole |= load_weights(self.model, settings.init)
         nn.Module.to(self.model, self.device)
         self.tower = self.model.model.vision_tower
         self.start_ids = torch.tensor([reference.START, *encode(turns.BEFORE_PICTURE)], device=self.device)
@@ -264,7 +265,7 @@ class Run:
 
     def save(self) -> None:
         """Writes the weights."""
-        save_weights(self.model, self.settings.out, tower_only=self.settings.stage == "tower")
+        save_weights(self.model, self.settings.out, tower_only=not self.whole)
 
 
 class TowerRun(Run):

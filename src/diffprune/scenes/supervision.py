@@ -4,7 +4,9 @@ A token on a thing names the thing's attributes, a token on a sign the whole of 
 item is enough to answer a question about it. A token on the background names nothing, and no token may tell what stands
 elsewhere (`leak`): left alone, a tower spreads the whole picture over all its tokens, and then it does not matter which
 of them are kept. What is dropped must really be gone.
-[CLS] names what is in the picture, which gives its attention a meaning. The heads are thrown away after training.
+[CLS] names what is in the picture, which gives its attention a meaning: all of it, the background and the clutter that
+no text mentions included, as a summary trained without knowing what will be asked. (Taught the items alone, its
+attention is all but an oracle of what the texts are about, which no real tower is.) The heads are thrown away.
 """
 
 from collections.abc import Sequence
@@ -16,10 +18,11 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diffprune.scenes import atlas
 from diffprune.scenes.prefixes import FIRST_GLYPH, SIGN
 from diffprune.scenes.rng import Rng
 from diffprune.scenes.turns import IGNORE
-from diffprune.scenes.world import COLORS, PATTERNS, QUALITIES, SHAPES, SIZES, TAGS, Scene
+from diffprune.scenes.world import CELL, COLORS, PATTERNS, QUALITIES, SHAPES, SIZES, TAGS, Scene
 
 CHARACTERS = " ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"  # a blank: the text is shorter
 PLACE_STEP = 8  # pixels; places of centers are told in steps of it
@@ -42,8 +45,15 @@ FIELDS = {
     "letter2": len(CHARACTERS),
     "letter3": len(CHARACTERS),
 }
+MOST_MARKS = 4  # marks of clutter counted in a cell; more are as many
 # What [CLS] names beside the pairs of color and shape.
-SUMMARY_FIELDS = {"quality": len(QUALITIES), "count": 5, **{f"letter{i}": len(CHARACTERS) for i in range(4)}}
+SUMMARY_FIELDS = {
+    "quality": len(QUALITIES),
+    "count": 5,
+    **{f"letter{i}": len(CHARACTERS) for i in range(4)},
+    "ground": len(atlas.GROUND_PATTERNS) + 1,  # the sort of background; paper is the last
+    **{f"marks{cell}": MOST_MARKS + 1 for cell in range(9)},  # clutter in each cell
+}
 PAIRS = len(COLORS) * len(SHAPES)
 PAIR_WEIGHT = 0.1
 SUMMARY_WEIGHT = 0.5
@@ -76,7 +86,9 @@ def scene_targets(
         summary[row, _SUMMARY_PLACE["count"]] = len(scene.things)
         text = scene.sign.text if scene.sign is not None else ""
         letters = [CHARACTERS.index(letter) for letter in text.ljust(4)]
-        summary[row, _SUMMARY_PLACE["letter0"] :] = letters
+        summary[row, _SUMMARY_PLACE["letter0"] : _SUMMARY_PLACE["ground"]] = letters
+        summary[row, _SUMMARY_PLACE["ground"]] = ground_sort(scene)
+        summary[row, _SUMMARY_PLACE["marks0"] :] = np.minimum(clutter_by_cell(scene), MOST_MARKS)
         for slot, thing in enumerate(scene.things, start=1):
             tag = TAGS.index(thing.tag) + 1 if thing.tag else 0
             x0, y0, x1, y1 = thing.box
@@ -102,6 +114,18 @@ def scene_targets(
             )
             items[row, SIGN, _PLACE["letter0"] :] = letters
     return items, summary, pairs
+
+
+def ground_sort(scene: Scene) -> int:
+    """The sort of background, as an index into GROUND_PATTERNS; the paper of diagrams comes after them."""
+    pattern = scene.ground[0]
+    return next((i for i, sort in enumerate(atlas.GROUND_PATTERNS) if pattern in sort), len(atlas.GROUND_PATTERNS))
+
+
+def clutter_by_cell(scene: Scene) -> Int[np.ndarray, " 9"]:
+    """How many marks of clutter start in each of the nine cells."""
+    marks = [(x, y) for mask, x, y, _, _ in scene.sprites if mask in atlas.MARK_MASKS]
+    return np.bincount([y // CELL * 3 + x // CELL for x, y in marks], minlength=9)
 
 
 def token_targets(

@@ -320,6 +320,24 @@ _SPECS = {
 }
 TASKS = tuple(_SPECS)
 
+# Asked in training beside the questions of a task: what to look for, learned without the letters of a choice.
+_chinese = partial(_open, words=CHINESE)
+_EXERCISES = {
+    "scienceqa": (
+        Family("tag of thing", 25, _open(language.ask_tag_of), kind="diagram"),
+        Family("name of tag", 20, _open(language.ask_name_of_tag), kind="diagram"),
+        Family("color of tag", 15, _open(language.ask_marked, "color"), kind="diagram"),
+        Family("shape of tag", 15, _open(language.ask_marked, "shape"), kind="diagram"),
+    ),
+    "mmbench_cn": (
+        Family("color", 10, _chinese(language.ask_attribute, "color")),
+        Family("shape", 10, _chinese(language.ask_attribute, "shape")),
+        Family("place", 10, _chinese(language.ask_attribute, "place")),
+        Family("beside color", 10, _chinese(language.ask_beside, "color")),
+        Family("beside shape", 10, _chinese(language.ask_beside, "shape")),
+    ),
+}
+
 
 # Tasks ---------------------------------------------------------------------------------------------------------------
 
@@ -615,11 +633,14 @@ def training_turns(
 
 
 def training_turns_by_kind(
-    scene: Scene, rng: Rng, count: int, weights: Mapping[str, int] | None = None
+    scene: Scene, rng: Rng, count: int, weights: Mapping[str, int] | None = None, *, exercises: bool = False
 ) -> list[tuple[str, str, str]]:
-    """The same turns as (kind, prompt, answer); the kind is "caption" or the task's name."""
+    """The same turns as (kind, prompt, answer); the kind is "caption" or the task's name.
+
+    With `exercises`, some of what multiple choice asks is asked openly too.
+    """
     chosen = DEFAULT_WEIGHTS if weights is None else weights
-    bounds, entries = _mix(tuple(chosen.items()), scene.kind, scene.quality == "ruined")
+    bounds, entries = _mix(tuple(chosen.items()), scene.kind, scene.quality == "ruined", exercises)
     turns: list[tuple[str, str, str]] = []
     said: set[str] = set()  # prompts, and "caption" once there is one
     for _ in range(count):
@@ -660,7 +681,7 @@ def _question_turn(scene: Scene, rng: Rng, kind: str, draw: Draw, words: Words) 
 
 @lru_cache(maxsize=64)
 def _mix(
-    weights: tuple[tuple[str, int], ...], kind: str, ruined: bool
+    weights: tuple[tuple[str, int], ...], kind: str, ruined: bool, exercises: bool
 ) -> tuple[list[int], list[tuple[str, Draw | None, Words]]]:
     """Cumulative weights and what they stand for (no draw is a caption), among what fits such a scene."""
     bounds: list[int] = []
@@ -674,7 +695,7 @@ def _mix(
         else:
             fitting = [
                 (family.weight, family.draw)
-                for family in _SPECS[name].families
+                for family in (*_SPECS[name].families, *(_EXERCISES.get(name, ()) if exercises else ()))
                 if family.kind in (None, kind) and (family.qualities == ("ruined",)) == ruined
             ]
         total = sum(share for share, _ in fitting)
