@@ -77,6 +77,7 @@ test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment
 docs: $(STAMP)  ## everything in docs/ that is made from results/ and from the code, then the coverage check
 	$(BIN)/python tools/make_catalogue.py
 	$(BIN)/diffprune report --results results --out docs/results.md --readme README.md
+	$(BIN)/python -m diffprune.probes.evidence
 	$(BIN)/python tools/check_docs.py
 
 clean:  ## remove environments, caches and outputs

@@ -98,3 +98,72 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(run, tmp_path:
     monkeypatch.setattr("diffprune.loading.load_base", lambda name: pytest.fail("the work has started"))
     code, _, err = run("--out", str(tmp_path / "file" / "x.json"))
     assert code != 0 and "cannot write into" in err and err.count("\n") == 1
+
+
+# Several saved pruners ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> list[Path]:
+    """Three pruners for the same model, with other weights each."""
+    from diffprune.model import PrunedVLM
+
+    model, processor = tiny_scenes.always_says("yes")
+    paths = [tmp_path_factory.mktemp("pruners") / name for name in "abc"]
+    for seed, path in enumerate(paths):
+        torch.manual_seed(seed)
+        PrunedVLM(model, processor, method="diffprune", keep=4).save_pretrained(path, base_id=str(folder))
+    return paths
+
+
+def test_several_pruners_are_seeds_of_a_label_or_bound_to_a_budget(run, saved: list[Path], tmp_path: Path) -> None:
+    a, b, c = saved
+    out = tmp_path / "x.json"
+    code, _, err = run(
+        "--pruner", f"{a},diffprune={b},own@8={c}", "--methods", "random", "--keep", "8,4", "--tasks", "pope",
+        "--seeds", "0", "--versus", "diffprune", "--out", str(out),
+    )  # fmt: skip
+    assert code == 0, err
+    rows = read_results(out).rows
+    runs = {(row["method"], row["keep"], row["seed"]) for row in rows if "task" in row and row["method"] != "full"}
+    ours = {("diffprune", keep, seed) for keep in (8, 4) for seed in (0, 1)}
+    assert runs == ours | {("random", 8, 0), ("random", 4, 0), ("own", 8, 0)}
+    summaries = {(row["method"], row["keep"]): row for row in rows if "retention" in row}
+    assert summaries["diffprune", 8]["n_seeds"] == 2 and "lead" not in summaries["diffprune", 8]
+    assert summaries["own", 8]["lead"] == 0.0 and summaries["own", 8]["lead_ci95"] == [0.0, 0.0]  # all say yes
+    assert "lead" not in summaries["full", 1.0]  # no budget in common
+
+
+@pytest.mark.parametrize(
+    ("pruners", "arguments", "words"),
+    [
+        ("={a}", [], "is no pruner; give FOLDER, LABEL=FOLDER or LABEL@KEEP=FOLDER"),
+        ("own@none={a}", [], "keep='none' is no budget"),
+        ("{a}", ["--versus", "randm"], "--versus 'randm' is not among the methods measured"),
+        ("{a}", ["--throttled"], "holds no training checkpoint"),
+    ],
+)
+def test_a_mistake_about_pruners_is_one_sentence(run, saved, pruners: str, arguments: list[str], words: str) -> None:
+    code, out, err = run("--pruner", pruners.format(a=saved[0]), "--tasks", "pope", *arguments)
+    assert code != 0 and out == "" and words in err and err.count("\n") == 1
+
+
+def test_two_pruners_of_one_label_and_seed_are_refused(run, saved: list[Path], monkeypatch) -> None:
+    from diffprune.config import make_config
+
+    config = make_config({"backbone": {"name": "scenes-nano"}, "budget": {"keep": 4}, "seed": 7})
+    monkeypatch.setattr("diffprune.train.throttled.run_config", lambda path: config)
+    code, _, err = run("--pruner", f"{saved[0]},{saved[1]}", "--tasks", "pope")
+    assert code != 0 and "two pruners are listed as 'diffprune' with seed 7" in err
+
+
+def test_a_pruner_saved_with_other_rules_is_measured_apart(
+    run, saved: list[Path], folder: Path, tmp_path: Path
+) -> None:
+    from diffprune.model import PrunedVLM
+
+    model, processor = tiny_scenes.always_says("yes")
+    packed = PrunedVLM(model, processor, method="diffprune", keep=4, positions="packed")
+    packed.save_pretrained(tmp_path / "p", base_id=str(folder))
+    code, _, err = run("--pruner", f"{saved[0]},p={tmp_path / 'p'}", "--tasks", "pope")
+    assert code != 0 and "other rules for positions" in err

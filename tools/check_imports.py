@@ -31,11 +31,13 @@ ALLOWED: dict[str, set[str]] = {
     "nn": {"ops", "types"},
     "methods": {"nn", "ops", "registry", "types"},
     "backbones": {"nn", "ops", "registry", "types"},
-    "backbones.decoder": {"methods", "types"},  # runs a backbone's layers with a method between them; model uses it
+    "backbones.decoder": {"methods", "ops", "types"},  # runs a backbone's layers with a method between; model uses it
+    "backbones.listening": {"methods", "types"},  # the same in training
     "tiles": {"backbones", "methods", "nn", "ops", "types"},  # between a method and the model, as model is
     "config": {"types"},
     "checkpoint": {"results"},
-    "model": {"backbones", "checkpoint", "loading", "methods", "nn", "ops", "registry", "results", "tiles", "types"},
+    "model": {"backbones", "checkpoint", "fast", "loading", "methods", "nn", "ops", "registry", "results", "tiles"}
+    | {"types"},
     "scenes": {"evaluate", "results", "types"},
     "scenes.oracle": {"methods", "registry", "types"},
     "scenes.world": {"results", "types"},

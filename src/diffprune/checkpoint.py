@@ -29,7 +29,7 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 #   method     {"name", "options"}
 #   base       {"id", "revision", "model_type", "fingerprint"}: the model it was trained on
 #   features   where the features are taken
-#   budgets    trained for
+#   budgets    trained for, the smallest first: one, or the two ends of a range
 #   positions  "original" or "packed"
 CONFIG_KEYS: dict[str, type] = {"method": dict, "base": dict, "features": dict, "budgets": list, "positions": str}
 _METHOD_KEYS = ("name", "options")
@@ -74,7 +74,7 @@ def model_card(config: Mapping[str, Any], card_rows: Sequence[Row] | None = None
     method, base = config["method"]["name"], config["base"]
     base_id = base["id"] or "a model without a name"
     hub_line = f"base_model: {base['id']}\n" if base["id"] else ""
-    budgets = ", ".join(str(budget) for budget in config["budgets"]) or "no budget"
+    budgets = " to ".join(str(budget) for budget in config["budgets"]) or "no budget"
     measured = markdown_table(card_rows) if card_rows else "Nothing has been measured with it yet.\n"
     return f"""---
 library_name: diffprune
@@ -140,7 +140,9 @@ def save_pruner(
         new = Path(temporary)
         # copies, so that views and shared memory are written as plain tensors
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-        safetensors.torch.save_file(exported_state(tensors), new / WEIGHTS_FILE, metadata={"format": "pt"})
+        # Not by `save_file`, whose files are for their owner alone: these have the mode of any other file here.
+        content = safetensors.torch.save(exported_state(tensors), metadata={"format": "pt"})
+        (new / WEIGHTS_FILE).write_bytes(content)
         filled = {
             "format": FORMAT,
             **config,

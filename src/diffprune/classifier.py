@@ -19,11 +19,11 @@ from diffprune.methods.base import (
     LayerPruner,
     MergingPruner,
     Pruner,
-    ScoringPruner,
     TrainablePruner,
     build_method,
 )
 from diffprune.ops import take_tokens
+from diffprune.registry import METHODS
 from diffprune.types import Budget, ImageSelection, Selection
 
 
@@ -75,6 +75,8 @@ class PrunedClassifier(nn.Module):
         self.backbone = DeiT(model, image_processor, cut=cut)
         self.budget = Budget(keep)
         if isinstance(method, str):
+            if issubclass(METHODS.get(method), LayerPruner):
+                raise ValueError(f"method {method!r} needs a language model, which an image classifier cannot give")
             method = build_method(method, block=self.backbone.block, **options)
         elif options:
             raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
@@ -144,6 +146,11 @@ class PrunedClassifier(nn.Module):
         if not isinstance(self.method, TrainablePruner):
             raise ValueError(f"method {self.method.name!r} has nothing to train; hard=True measures it")
         restricted = self.method.restrict(encoded.tokens, counts, tau=tau, generator=generator)
+        if restricted.heard is not None:
+            raise ValueError(
+                f"method {self.method.name!r} learns by hiding tokens from a language model's attention, and an image "
+                "classifier has none; train it on a vision-language model"
+            )
         return self.backbone.logits(encoded.prefix, restricted.x)
 
     def encode(self, batch: Pictures | Float[Tensor, "B C height width"]) -> Encoded:
@@ -171,9 +178,8 @@ class PrunedClassifier(nn.Module):
     def select(self, images: Sequence[Any], *, keep: int | float | None = None) -> Selection:
         """What the method keeps of each picture, with its scores, its grid and where each token looks."""
         tokens = self.encode(self.prepare(images)).tokens
-        logits = self.method.score(tokens) if isinstance(self.method, ScoringPruner) else None
         budget = self.budget if keep is None else Budget(keep)
-        kept = self.method.select(tokens, budget.counts(tokens.mask))
+        kept, logits = self.method.choose(tokens, budget.counts(tokens.mask))
         return Selection(
             tuple(
                 ImageSelection(

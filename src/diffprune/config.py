@@ -49,6 +49,8 @@ class BackboneConfig:
         revision: Of the model id.
         dtype: Of the frozen weights.
         random_weights: The real shape with random numbers in it, for measuring speed without a download.
+        shard: Split the decoder layers over the processes (FSDP2), for a model that does not fit on one GPU. The
+            vision tower, the embeddings and the pruner stay whole in each.
     """
 
     name: str
@@ -56,6 +58,7 @@ class BackboneConfig:
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     random_weights: bool = False
+    shard: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +222,10 @@ class RunConfig:
     Args:
         remove_below: Tokens with a weight below this are taken out of the training sequence, all but the K best;
             0 takes none out, as in the paper.
+        hardness: Weight of a loss term that pushes Soft Top-K's weights towards the hard choice (VisionSelector's: the
+            binary cross-entropy between the two), once it has risen; 0 leaves it out, as in the paper. Of `diffprune`.
+        hardness_ramp: Optimiser steps (int) or a share of the run (float) over which it rises linearly from 0: early it
+            would freeze a random ranking.
     """
 
     backbone: BackboneConfig
@@ -230,11 +237,15 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     saving: SavingConfig = field(default_factory=SavingConfig)
     remove_below: float = 0.0
+    hardness: float = 0.0
+    hardness_ramp: int | float = 1.0
     seed: int = 42
     recipe: Recipe = "default"
 
     def __post_init__(self) -> None:
         _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
+        _require(self.hardness >= 0, "hardness", self.hardness, "0 or more")
+        _require(_is_amount(self.hardness_ramp), "hardness_ramp", self.hardness_ramp, _AMOUNT)
 
 
 def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:

@@ -15,7 +15,10 @@ class Extra:
 
 
 EXTRAS: dict[str, Extra] = {
-    "train": Extra(("datasets", "tensorboard"), "training on Hugging Face datasets, curves in TensorBoard"),
+    "train": Extra(
+        ("datasets", "pyarrow", "tensorboard"),
+        "training on Hugging Face datasets and parquet files, curves in TensorBoard",
+    ),
     "app": Extra(("gradio",), "the page in the browser"),
     "serve": Extra(("fastapi", "uvicorn"), "the OpenAI-compatible server"),
     "lmms": Extra(("lmms_eval",), "the public benchmarks through lmms-eval"),

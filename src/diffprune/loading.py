@@ -8,7 +8,7 @@ from torch import nn
 
 from diffprune.checkpoint import exported_state, fingerprint, load_pruner
 from diffprune.methods.base import build_method, require_weights
-from diffprune.model import PrunedVLM, vision_state, wrap_backbone
+from diffprune.model import PrunedVLM, refuse_offloaded, vision_state, wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.types import Budget
 
@@ -30,7 +30,8 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     loaded: Any = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
     model, info = loaded
     refuse_gaps(str(name), info)
-    return model, AutoProcessor.from_pretrained(str(name))
+    revision = {key: value for key, value in kwargs.items() if key == "revision"}
+    return model, AutoProcessor.from_pretrained(str(name), **revision)
 
 
 def hub_id(name: str) -> str:
@@ -85,10 +86,13 @@ def load_pruned_vlm(
                 f"{directory} does not name its base model; "
                 "give it: from_pretrained(..., base=model, processor=processor)"
             )
+        if wanted["revision"] is not None:
+            model_kwargs = {"revision": wanted["revision"], **model_kwargs}
         base, processor = load_base(wanted["id"], **model_kwargs)
     elif processor is None:
         raise ValueError("a base model was given without its processor; give both")
     backbone = wrap_backbone(base, processor)
+    refuse_offloaded(backbone, backbone.model.get_input_embeddings().weight.device)
     found = fingerprint(vision_state(backbone).items())
     if found != wanted["fingerprint"] and not allow_other_base:
         name = getattr(base.config, "_name_or_path", "") or type(base).__name__
@@ -96,7 +100,8 @@ def load_pruned_vlm(
             f"this pruner was trained on {wanted['id'] or wanted['model_type']!r}, not on {name!r}: "
             "their vision weights differ; load its own base, or say allow_other_base=True"
         )
-    method = build_method(config["method"]["name"], block=backbone.block, **config["method"]["options"])
+    name, options = config["method"]["name"], config["method"]["options"]
+    method = build_method(name, block=backbone.block, language=backbone.language, **options)
     own = set(exported_state(method.state_dict()))
     if own != set(state):
         odd = sorted(own ^ set(state))[0]
@@ -105,8 +110,8 @@ def load_pruned_vlm(
             f"the first that differs is {odd!r}"
         )
     method.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
-    budget = keep if keep is not None else config["budgets"][0]
-    return cls(
+    budget = keep if keep is not None else config["budgets"][-1]
+    vlm = cls(
         base,
         processor,
         method=method.eval(),
@@ -115,6 +120,8 @@ def load_pruned_vlm(
         newline=config.get("newline", "rows"),
         budget=config.get("budget", "global"),
     )
+    vlm.trained_for = tuple(config["budgets"])
+    return vlm
 
 
 def _local(directory: str | Path) -> Path:

@@ -18,22 +18,25 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffprune.backbones import decoder
-from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch, pad_rows
+from diffprune.backbones import decoder, listening
+from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch, real_columns_first
 from diffprune.checkpoint import exported_state, fingerprint, save_pruner
 from diffprune.methods.base import (
+    Distillation,
     Generators,
     LayerPruner,
     MergingPruner,
     Pruner,
     Restricted,
-    ScoringPruner,
+    SelfTaughtPruner,
+    TrainableLayerPruner,
     TrainablePruner,
     build_method,
-    draw_normal,
 )
 from diffprune.ops import hard_mask, linear_gate, take_tokens
+from diffprune.ops.noise import draw_normal
 from diffprune.registry import BACKBONES
+from diffprune.results import Row
 from diffprune.tiles import BUDGETS, PerTile
 from diffprune.types import Budget, ImageSelection, LMInputs, Selection, VisualTokens
 
@@ -88,7 +91,7 @@ class PrunedVLM(nn.Module):
         self.budget = Budget(keep)
         self.positions = positions
         if isinstance(method, str):
-            method = build_method(method, block=self.backbone.block, **options)
+            method = build_method(method, block=self.backbone.block, language=self.backbone.language, **options)
         elif options:
             raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
         if isinstance(method, LayerPruner) and positions == "packed":
@@ -103,12 +106,16 @@ class PrunedVLM(nn.Module):
                 f"cannot give; it gives {', '.join(sorted(self.backbone.provides))}"
             )
         device = self.base.get_input_embeddings().weight.device
+        refuse_offloaded(self.backbone, device)
         self.method = cast(Pruner, method.to(device))
+        # Budgets the method was trained for, the smallest first; empty where that is not known.
+        self.trained_for: tuple[int | float, ...] = ()
         if budget == "per_tile" and isinstance(method, LayerPruner):
             raise ValueError(
                 f"budget='per_tile' is for choices before the language model; {method.name!r} makes its own inside"
             )
         self.budget_rule = budget
+        self.fast: Any = None  # a `fast.FastPath` after compile()
         self._said: set[str] = set()
 
     @property
@@ -133,9 +140,15 @@ class PrunedVLM(nn.Module):
             **options,
         )
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Not there yet: the inherited method would compile the training loss and leave `generate` as it is."""
-        raise NotImplementedError("the compiled fast path is not there yet; generate() runs the model as it is")
+    def compile(self, **options: Any) -> Any:  # type: ignore[override]  # the inherited one would compile the loss
+        """Build the fast path (static shapes, on a GPU CUDA graphs), report what it took; `generate` stays the same call.
+
+        Args:
+            options: keep, batch_sizes, text_buckets, image_sizes, max_new_tokens, fuse and more: `fast.FastPath`.
+        """
+        from diffprune.fast import compile_vlm
+
+        return compile_vlm(self, **options).report
 
     @property
     def rule(self) -> Any:
@@ -170,15 +183,56 @@ class PrunedVLM(nn.Module):
         """
         tokens = self.encode(batch) if tokens is None else tokens
         if tokens is None:
-            lm = self.backbone.splice(batch, None, None, None, positions=self.positions)
-        elif hard:
-            lm = self._drop(batch, tokens, self._counts(tokens, keep))
-        else:
-            lm, restricted = self.throttle(
-                batch, tokens, tau=tau, keep=keep, generator=generator, remove_below=remove_below
+            return self.answer_loss(
+                self.backbone.splice(batch, None, None, None, positions=self.positions), num_targets
             )
-            return self.answer_loss(lm, num_targets, penalty=restricted.penalty)
-        return self.answer_loss(lm, num_targets)
+        if not hard:
+            options = {"tau": tau, "keep": keep, "generator": generator, "remove_below": remove_below}
+            return self.learn(batch, tokens, num_targets=num_targets, **options)[0]
+        if isinstance(self.method, LayerPruner):
+            lm, counts = self.splice_all(batch, tokens), self._prompt_counts(batch, tokens, keep)
+            hidden, targets = decoder.answer_states(self.backbone, lm, self.method, counts)
+            return self._cross_entropy(hidden, targets, num_targets)
+        return self.answer_loss(self._drop(batch, tokens, self._counts(tokens, keep)), num_targets)
+
+    def learn(
+        self,
+        batch: Batch,
+        tokens: VisualTokens,
+        *,
+        tau: float | Tensor = 1.0,
+        keep: int | float | Tensor | None = None,
+        generator: Generators = None,
+        num_targets: int | Tensor | None = None,
+        remove_below: float = 0.0,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "B N"]]:
+        """The loss of a training step, whatever the method learns from, and the weights it gave the visual tokens.
+
+        The arguments are those of `loss`. Rows of the weights are prompts where the method chooses inside the language
+        model, and all are 1 where it learns from pictures alone.
+        """
+        method = self.method
+        if isinstance(method, SelfTaughtPruner):
+            own = method.own_loss(tokens, self._counts(tokens, keep), generator=generator)
+            share = 1.0 if num_targets is None else (batch.labels != -100).sum() / num_targets  # type: ignore[union-attr]
+            return own * share, tokens.mask.float()
+        if isinstance(method, TrainableLayerPruner):
+            if remove_below > 0:
+                raise ValueError(f"remove_below={remove_below} is for choices before the language model; set it to 0")
+            lesson = listening.listen(
+                self.backbone,
+                self.splice_all(batch, tokens),
+                method,
+                self._prompt_counts(batch, tokens, keep),
+                tau=tau,
+                generator=generator,
+            )
+            return self._cross_entropy(lesson.hidden, lesson.targets, num_targets, lesson.penalty), lesson.alpha
+        lm, restricted = self.throttle(
+            batch, tokens, tau=tau, keep=keep, generator=generator, remove_below=remove_below
+        )
+        loss = self.answer_loss(lm, num_targets, penalty=restricted.penalty, distillation=restricted.distillation)
+        return loss, restricted.alpha
 
     def throttle(
         self,
@@ -202,14 +256,21 @@ class PrunedVLM(nn.Module):
             raise ValueError(f"method {method.name!r} has nothing to train; loss(..., hard=True) measures it")
         counts = self._counts(tokens, keep)
         restricted: Restricted = self.rule.restrict(tokens, counts, tau=tau, generator=generator)
-        tokens = dataclasses.replace(tokens, planes=restrict_planes(tokens, restricted.alpha, generator))
+        if restricted.heard is None:
+            tokens = dataclasses.replace(tokens, planes=restrict_planes(tokens, restricted.alpha, generator))
         stays = everything(tokens)
         x = restricted.x
         if remove_below > 0:
             stays = survivors(restricted.alpha, counts, tokens.mask, remove_below)
             x = take_tokens(x, stays)
         visual = self.backbone.project(x.to(tokens.x.dtype))  # [B, N, L], or fewer than N where tokens were removed
-        return self.backbone.splice(batch, tokens, visual, stays, positions=self.positions), restricted
+        lm = self.backbone.splice(batch, tokens, visual, stays, positions=self.positions)
+        if restricted.heard is not None:
+            assert lm.origin is not None
+            index = lm.origin.index
+            heard = torch.where(index < 0, 1.0, restricted.heard.flatten()[index.clamp_min(0)])
+            lm = dataclasses.replace(lm, heard=heard)
+        return lm, restricted
 
     forward = loss
 
@@ -240,16 +301,21 @@ class PrunedVLM(nn.Module):
         if kwargs.get("num_return_sequences", 1) != 1 and not return_ids:
             raise ValueError("num_return_sequences gives a prompt several answers; take them with return_ids=True")
         batch = self.backbone.prepare(images, text, chat=chat)
-        tokens = self.encode(batch)
-        if isinstance(self.method, LayerPruner) and tokens is not None:
-            lm = self.splice_all(batch, tokens)
-            ids = decoder.generate(self.backbone, lm, self.method, self._prompt_counts(batch, tokens, keep), **kwargs)
-        else:
-            ids = self.backbone.generate(self.lm_inputs(batch, tokens, keep=keep), **kwargs)
+        ids = None if self.fast is None else self.fast.answer(batch, keep=keep, **kwargs)
+        if ids is None:
+            ids = self._generate_ids(batch, keep, kwargs)
         if return_ids:
             return ids
         answers = [answer.strip() for answer in self.backbone.tokenizer.batch_decode(ids, skip_special_tokens=True)]
         return answers[0] if isinstance(text, str) else answers
+
+    def _generate_ids(self, batch: Batch, keep: int | float | None, kwargs: dict[str, Any]) -> Int[Tensor, "B T"]:
+        """New tokens by the reference path."""
+        tokens = self.encode(batch)
+        if isinstance(self.method, LayerPruner) and tokens is not None:
+            lm = self.splice_all(batch, tokens)
+            return decoder.generate(self.backbone, lm, self.method, self._prompt_counts(batch, tokens, keep), **kwargs)
+        return self.backbone.generate(self.lm_inputs(batch, tokens, keep=keep), **kwargs)
 
     @torch.inference_mode()
     def select(
@@ -263,9 +329,7 @@ class PrunedVLM(nn.Module):
         tokens = self.encode(self.backbone.prepare(images, text))
         if tokens is None:
             raise ValueError("select() was given no image; give at least one")
-        counts = self._counts(tokens, keep)
-        logits = self.rule.score(tokens) if isinstance(self.method, ScoringPruner) else None
-        kept = self.rule.select(tokens, counts)
+        kept, logits = self.rule.choose(tokens, self._counts(tokens, keep))
         entries = []
         for row, grid in enumerate(tokens.grid):
             real = int(tokens.mask[row].sum())
@@ -327,13 +391,34 @@ class PrunedVLM(nn.Module):
         return self.backbone.splice(batch, tokens, self.backbone.project(x), keep, positions=self.positions)
 
     def answer_loss(
-        self, lm: LMInputs, num_targets: int | Tensor | None = None, *, penalty: Float[Tensor, ""] | None = None
+        self,
+        lm: LMInputs,
+        num_targets: int | Tensor | None = None,
+        *,
+        penalty: Float[Tensor, ""] | None = None,
+        distillation: Distillation | None = None,
     ) -> Float[Tensor, ""]:
         """The answers' summed loss over `num_targets`, and the method's own penalty with this batch's share of them."""
         if lm.labels is None:
             raise ValueError("the batch has no answers to learn from; make it with prepare(images, text, answers)")
-        hidden = self.backbone.hidden(lm)[:, :-1]
-        targets = lm.labels[:, 1:]
+        if lm.heard is not None:
+            lesson = listening.listen(self.backbone, lm)
+            if distillation is not None:
+                held = self._distance_from_full(lm, lesson, distillation)
+                penalty = held if penalty is None else penalty + held
+            return self._cross_entropy(lesson.hidden, lesson.targets, num_targets, penalty)
+        if self.backbone.two_way(lm) is None:
+            lm = real_columns_first(lm)
+        assert lm.labels is not None
+        return self._cross_entropy(self.backbone.hidden(lm)[:, :-1], lm.labels[:, 1:], num_targets, penalty)
+
+    def _cross_entropy(
+        self,
+        hidden: Float[Tensor, "B T L"],
+        targets: Int[Tensor, "B T"],
+        num_targets: int | Tensor | None,
+        penalty: Float[Tensor, ""] | None = None,
+    ) -> Float[Tensor, ""]:
         wanted = targets != -100
         logits = self.base.lm_head(hidden[wanted])  # the head runs on answer positions alone
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -341,6 +426,21 @@ class PrunedVLM(nn.Module):
         if penalty is not None:
             total = total + penalty * wanted.sum()
         return total / (wanted.sum() if num_targets is None else num_targets)
+
+    def _distance_from_full(self, lm: LMInputs, lesson: listening.Lesson, weights: Distillation) -> Float[Tensor, ""]:
+        """How far a pass is from the one in which every token is heard: in what it says, and in the tokens it keeps."""
+        with torch.no_grad():
+            full = listening.listen(self.backbone, dataclasses.replace(lm, heard=None))
+        wanted = lesson.targets != -100
+        said, told = (
+            self.base.lm_head(states[wanted]).float().log_softmax(-1) for states in (lesson.hidden, full.hidden)
+        )
+        answers = F.kl_div(said, told, reduction="batchmean", log_target=True)
+        kept = lesson.kept
+        tokens = (lesson.hidden[kept] - full.hidden[kept]).float().square().sum() / (
+            kept.sum().clamp(min=1) * lesson.hidden.shape[-1]
+        )
+        return weights.answers * answers + weights.tokens * tokens
 
     def _counts(self, tokens: VisualTokens, keep: int | float | Tensor | None) -> Int[Tensor, " B"]:
         if isinstance(keep, Tensor):
@@ -350,7 +450,9 @@ class PrunedVLM(nn.Module):
             self._say_once(f"keep={budget.keep} is more than an image has ({int(tokens.counts.min())}): all are kept")
         return budget.counts(tokens.mask)
 
-    def _prompt_counts(self, batch: Batch, tokens: VisualTokens, keep: int | float | None) -> Int[Tensor, " B"]:
+    def _prompt_counts(
+        self, batch: Batch, tokens: VisualTokens, keep: int | float | Tensor | None
+    ) -> Int[Tensor, " B"]:
         """Tokens that stay in each prompt: the sum over its images."""
         counts = self._counts(tokens, keep)
         rows = torch.tensor(batch.row_of_image, device=counts.device)
@@ -371,12 +473,26 @@ class PrunedVLM(nn.Module):
 
     # ------------------------------------------------------------------------------------- save and load
 
-    def save_pretrained(self, directory: str | Path, *, base_id: str | None = None, notes: str = "") -> None:
-        """Write the pruner (never the base model, never the throttler) with what it needs to be loaded safely."""
+    def save_pretrained(
+        self,
+        directory: str | Path,
+        *,
+        base_id: str | None = None,
+        notes: str = "",
+        card_rows: Sequence[Row] | None = None,
+    ) -> None:
+        """Write the pruner (never the base model, never the throttler) with what it needs to be loaded safely.
+
+        Args:
+            base_id: The name to load the base model by; the one it was loaded by where left out.
+            notes: Kept in the config.
+            card_rows: Measured rows (`read_results(path).rows`) for the table of the model card.
+        """
         save_pruner(
             directory,
             state=exported_state(self.method.state_dict()),
             config=self.describe(base_id=base_id, notes=notes),
+            card_rows=card_rows,
         )
 
     @classmethod
@@ -403,12 +519,14 @@ class PrunedVLM(nn.Module):
             model_kwargs=model_kwargs,
         )
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> Any:
-        """Save the pruner and upload it to the hub under `repo_id`."""
+    def push_to_hub(
+        self, repo_id: str, *, base_id: str | None = None, card_rows: Sequence[Row] | None = None, **kwargs: Any
+    ) -> Any:
+        """Save the pruner as `save_pretrained` does and upload it to the hub under `repo_id`."""
         from huggingface_hub import HfApi
 
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
+            self.save_pretrained(folder, base_id=base_id, card_rows=card_rows)
             api = HfApi()
             api.create_repo(repo_id, exist_ok=True)
             return api.upload_folder(repo_id=repo_id, folder_path=folder, **kwargs)
@@ -425,7 +543,7 @@ class PrunedVLM(nn.Module):
                 "fingerprint": fingerprint(vision_state(self.backbone).items()),
             },
             "features": {"layer": getattr(config, "vision_feature_layer", None), "before": "projector"},
-            "budgets": [self.budget.keep],
+            "budgets": list(self.trained_for) or [self.budget.keep],
             "positions": self.positions,
             "newline": self.backbone.keeps_newlines,
             "budget": self.budget_rule,
@@ -447,6 +565,16 @@ def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
     return family(model, processor)
 
 
+def refuse_offloaded(backbone: Backbone, device: torch.device) -> None:
+    """An error where weights that are read here, of embeddings, tower or projector, lie on a disk or another device."""
+    elsewhere = {str(value.device) for value in vision_state(backbone).values() if value.device.type == "meta"}
+    if device.type == "meta" or elsewhere:
+        raise ValueError(
+            "device_map has offloaded the model's embeddings, vision tower or projector, and tokens are scored beside "
+            "them; give these a device (or load a smaller dtype): only decoder layers may be offloaded"
+        )
+
+
 def everything(tokens: VisualTokens) -> Int[Tensor, "B N"]:
     """The index tensor that keeps all real tokens."""
     index = torch.arange(tokens.x.shape[1], device=tokens.x.device).expand(len(tokens), -1)
@@ -458,7 +586,9 @@ def survivors(
 ) -> Int[Tensor, "B K"]:
     """Indices of the tokens whose weight reaches the threshold, and of the K heaviest in any case."""
     stays = ((alpha >= threshold) & mask) | hard_mask(alpha, k, mask)
-    return pad_rows([row.nonzero()[:, 0] for row in stays], -1)
+    width = max(1, int(stays.sum(-1).max()))
+    order = torch.argsort((~stays).long(), dim=-1, stable=True)[:, :width]  # those that stay first, in raster order
+    return torch.where(stays.gather(1, order), order, -1)
 
 
 def restrict_planes(

@@ -22,7 +22,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 Row = Mapping[str, Any]
-Kind = Literal["quality", "summary", "speed", "training", "benchmark", "other"]
+Kind = Literal["quality", "summary", "speed", "training", "benchmark", "selection", "other"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +97,10 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ci95": (_is_interval, "a pair [low, high] of finite numbers"),
     "n_seeds": _COUNT,
     "unchanged": _SHARE,
+    "versus": _TEXT,  # the method whose lead over this one is given
+    "lead": _NUMBER,
+    "lead_ci95": (_is_interval, "a pair [low, high] of finite numbers"),
+    "tasks": _TEXT,  # those summed up, where that is not all
     # speed; every time in ms is a median
     "path": (lambda value: value in ("eager", "fast"), '"eager" or "fast"'),
     "batch": (lambda value: _is_int(value) and value >= 1, "an integer of 1 or more"),
@@ -120,6 +124,8 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ours_ms": _SIZE,
     "reference_ms": _SIZE,
     "ratio": _SIZE,
+    # selection alone, medians of so many calls; 0 where none was made
+    "calls": _COUNT,
 }
 
 # The kind of a row is told by one key (first match); the others are then required.
@@ -128,6 +134,7 @@ _KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
     ("quality", "score", ("method", "keep", "seed", "task")),
     ("training", "samples_s", ("backbone", "batch")),
     ("benchmark", "ours_ms", ("name",)),
+    ("selection", "calls", ("method", "batch", "num_visual", "num_kept")),
     ("speed", "path", ("batch",)),
 )
 

@@ -1,4 +1,4 @@
-"""Temperature and learning rate as pure functions of the optimiser step.
+"""Temperature, learning rate and rising loss terms as pure functions of the optimiser step.
 
 `step` counts optimiser steps from 0, so a resumed run needs nothing but its step to go on exactly.
 """
@@ -24,6 +24,11 @@ def tau_at(step: int, *, start: float, end: float, anneal_steps: int) -> float:
         return end
     progress = min(step, anneal_steps) / anneal_steps
     return end + (start - end) / 2 * (1 + math.cos(math.pi * progress))
+
+
+def ramp_at(step: int, *, ramp_steps: int) -> float:
+    """The share of a term that rises linearly from 0 at the first step to all of it after `ramp_steps`."""
+    return min(1.0, step / ramp_steps) if ramp_steps > 0 else 1.0
 
 
 def learning_rate_scale(step: int, *, total_steps: int, warmup_steps: int) -> float:

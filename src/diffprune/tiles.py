@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffprune.backbones.base import pad_rows
-from diffprune.methods.base import Generators, Merged, MergingPruner, Restricted, ScoringPruner, TrainablePruner
+from diffprune.methods.base import Choice, Generators, Merged, MergingPruner, Restricted, TrainablePruner
 from diffprune.nn.scorer import pack_segments
 from diffprune.ops import take_tokens
 from diffprune.types import Grid, VisualTokens
@@ -45,17 +45,16 @@ class PerTile:
     def __init__(self, method: Any) -> None:
         self.method = method
 
-    def score(self, tokens: VisualTokens) -> Tensor:
-        """One logit per token, every tile scored by itself."""
-        assert isinstance(self.method, ScoringPruner)
-        tiles = split_tiles(tokens)
-        return _spread(self.method.score(tiles.tokens), tiles, tokens)
-
     def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
         """Indices per image, ascending, chosen tile by tile."""
+        return self.choose(tokens, k).keep
+
+    def choose(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Choice:
+        """The same with every token's score, each tile scored by itself."""
         tiles = split_tiles(tokens)
-        keep = self.method.select(tiles.tokens, spread_budget(tiles, k))
-        return _gathered(keep, tiles, len(tokens))[0]
+        keep, logits = self.method.choose(tiles.tokens, spread_budget(tiles, k))
+        spread = None if logits is None else _spread(logits, tiles, tokens)
+        return Choice(_gathered(keep, tiles, len(tokens))[0], spread)
 
     def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
         """New tokens per image; tokens merge within a tile only."""
@@ -77,7 +76,8 @@ class PerTile:
             generator = [generator[image] for image in tiles.image.tolist()]
         out = self.method.restrict(tiles.tokens, spread_budget(tiles, k), tau=tau, generator=generator)
         x, alpha, logits = (_spread(value, tiles, tokens) for value in (out.x, out.alpha, out.logits))
-        return Restricted(x, alpha, logits, out.penalty)
+        heard = None if out.heard is None else _spread(out.heard, tiles, tokens)
+        return Restricted(x, alpha, logits, out.penalty, heard, out.distillation)
 
 
 def split_tiles(tokens: VisualTokens) -> Tiles:
@@ -86,7 +86,7 @@ def split_tiles(tokens: VisualTokens) -> Tiles:
     segment = torch.zeros_like(tokens.mask, dtype=torch.long) if tokens.segment is None else tokens.segment
     flat = pack_segments(tokens.mask, segment)  # [R, M] into B * N
     image, mask = flat[:, 0] // num_tokens, flat >= 0
-    per_token = {"coords", "boxes", "cls_attention", "keys", "projected"}
+    per_token = {"coords", "boxes", "cls_attention", "keys", "projected", "regions"}
     changes: dict[str, Any] = {}
     for field in fields(tokens):
         value = getattr(tokens, field.name)

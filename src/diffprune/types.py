@@ -44,6 +44,7 @@ class VisualTokens:
         projected: The tokens after the projector.
         text: Embeddings of the prompt's text, one row per image, L wide as backbones give them; `text_mask` is True
             where a text token is real.
+        regions: True at tokens that look at what the text speaks of, where the data says so; for training alone.
     """
 
     x: Float[Tensor, "B N D"]
@@ -61,10 +62,14 @@ class VisualTokens:
     projected: Float[Tensor, "B N L"] | None = None
     text: Float[Tensor, "B M W"] | None = None
     text_mask: Bool[Tensor, "B M"] | None = None
+    regions: Bool[Tensor, "B N"] | None = None
+    made_mask: Tensor | None = field(default=None, repr=False)  # the mask, where none was given
 
     def __post_init__(self) -> None:
         if self.mask is None:  # pyright: ignore[reportUnnecessaryComparison]
-            object.__setattr__(self, "mask", torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device))
+            made = torch.ones(self.x.shape[:2], dtype=torch.bool, device=self.x.device)
+            object.__setattr__(self, "mask", made)
+            object.__setattr__(self, "made_mask", made)
         if len(self.grid) == 2 and isinstance(self.grid[0], int):  # one pair for all rows
             object.__setattr__(self, "grid", (self.grid,) * len(self))
 
@@ -75,6 +80,16 @@ class VisualTokens:
     def counts(self) -> Int[Tensor, " B"]:
         """Real tokens in each row."""
         return self.mask.sum(-1)
+
+    @property
+    def is_full(self) -> bool:
+        """No token is padding, as far as that is known without waiting for the device: no mask was given."""
+        return self.mask is self.made_mask
+
+    @property
+    def padding_mask(self) -> Bool[Tensor, "B N"] | None:
+        """`mask`, or None where no token is padding: attention without a mask is quicker."""
+        return None if self.is_full else self.mask
 
     def take(self, rows: Sequence[int]) -> "VisualTokens":
         """The same for some of the images, in the order given."""
@@ -88,6 +103,8 @@ class VisualTokens:
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
                 changes[item.name] = value[index]
+        if self.is_full:  # and so are some of its rows
+            changes["made_mask"] = changes["mask"]
         return replace(self, **changes)  # type: ignore[arg-type]
 
     @property
@@ -137,7 +154,7 @@ class Budget:
 
     def counts(self, mask: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
         """Tokens to keep in each row of a padded batch."""
-        return torch.tensor([self.count(int(n)) for n in mask.sum(-1)], dtype=torch.int64, device=mask.device)
+        return torch.tensor([self.count(int(n)) for n in mask.sum(-1).cpu()], dtype=torch.int64, device=mask.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +207,19 @@ class Selection(Sequence[ImageSelection]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the visual tokens of a sequence come from.
+
+    Args:
+        tokens: Of the images, as encoded.
+        index: For each position b * N + n, the token n of image b that stands there, -1 where none does.
+    """
+
+    tokens: VisualTokens
+    index: Int[Tensor, "B T"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LMInputs:
     """What the language model is given: text and visual tokens in one sequence, left-padded.
 
@@ -202,6 +232,9 @@ class LMInputs:
         source: Column of the unpruned sequence each position comes from.
         labels: Targets for the loss, -100 where there is none.
         extra: Whatever else the family's forward takes.
+        origin: Of the visual tokens, None where there are none.
+        heard: How much other positions may hear of each one, from 0 (as if it were not there) to 1; left out: all.
+            In training alone.
     """
 
     input_ids: Int[Tensor, "B T"]
@@ -212,3 +245,5 @@ class LMInputs:
     source: Int[Tensor, "B T"]
     labels: Int[Tensor, "B T"] | None = None
     extra: dict[str, object] = field(default_factory=dict[str, object])
+    origin: Origin | None = None
+    heard: Float[Tensor, "B T"] | None = None

@@ -13,6 +13,7 @@ from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES, METHODS
 from tests import tiny
 from tests.contracts.vlm import EveryOther, Moved
+from tests.methods.examples import LANGUAGE
 from tests.tiny import deit
 
 KINDS = sorted(deit.KINDS)
@@ -136,7 +137,7 @@ def test_needs_are_given_after_a_block_and_refused_before_any() -> None:
 def test_every_method_that_asks_for_no_language_runs_on_a_classifier() -> None:
     ran = []
     for name in METHODS.names():
-        method = build_method(name, block=classifier().backbone.block)
+        method = build_method(name, block=classifier().backbone.block, language=LANGUAGE)
         if method.needs - DeiT.provides or method.place != "before the LLM":
             with pytest.raises(ValueError, match="cannot give"):
                 classifier(method=method, cut=1)

@@ -1,5 +1,7 @@
 """Contracts every backbone keeps, proved against the untouched model: the stock forward is the reference throughout."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,10 @@ IN_LLM: dict[str, dict[str, object]] = {
     "pyramiddrop": {},
     "sparsevlm": {},
     "sparsevlm-plus": {"heads": 2},
+    "dynamic_llava": {"layer": 1},
+    "atp_llava": {},
+    "p_mod": {},
+    "glimpse_prune": {},
 }
 INSIDE_PAPER = [(family, name) for family in PAPER_FAMILIES for name in IN_LLM]
 INSIDE = INSIDE_PAPER + [(family, "hidden_norm") for family in FAMILIES if family not in PAPER_FAMILIES]
@@ -148,13 +154,27 @@ def test_dropping_inside_the_language_model_decodes_as_it_recomputes(family: str
             picture, question = two_pictures()[row : row + 1], QUESTIONS[row : row + 1]
             state, cache = prefilled(vlm, vlm.prepare(picture, question))
             lengths = cache.lengths()
-            assert lengths[0] > lengths[2], "the layers after the cut hold fewer tokens"
+            cut_everywhere = getattr(vlm.method, "prunes_earlier", False)
+            assert cut_everywhere or lengths[0] > lengths[2], "the layers after the cut hold fewer tokens"
             for token in vlm.backbone._answer_ids(answers[row]):
                 embeds = vlm.base.get_input_embeddings()(torch.tensor([[token]]))
                 state = decoder.step(vlm.backbone, embeds, cache)
             # The answer stands behind the prompt and has no say in what is kept, so the same tokens stay.
-            whole, _ = prefilled(vlm, vlm.prepare(picture, question, answers=answers[row : row + 1]))
-            assert (state - whole).abs().max() < 1e-4
+            answered = vlm.prepare(picture, question, answers=answers[row : row + 1])
+            if not cut_everywhere:  # else the answer would see in the layers before the cut what their caches lost
+                whole, _ = prefilled(vlm, answered)
+                assert (state - whole).abs().max() < 1e-4
+            # Before its last token the states are those of the words taken at once.
+            tokens = vlm.encode(answered)
+            assert tokens is not None
+            counts = vlm._prompt_counts(answered, tokens, None)
+            lm = vlm.splice_all(answered, tokens)
+            at_once, words = decoder.answer_states(vlm.backbone, lm, vlm.method, counts)
+            assert words[0].tolist() == vlm.backbone._answer_ids(answers[row])
+            first, cache = prefilled(vlm, vlm.prepare(picture, question))
+            assert (at_once[:, 0] - first).abs().max() < 1e-4
+            embeds = vlm.base.get_input_embeddings()(words[:, :1])
+            assert (at_once[:, 1] - decoder.step(vlm.backbone, embeds, cache)).abs().max() < 1e-4
     assert vlm.generate(two_pictures(), QUESTIONS, max_new_tokens=4, return_ids=True).shape == (2, 4)
 
 
@@ -238,6 +258,43 @@ def test_the_training_path_reaches_the_scorer_and_nothing_else(family: str) -> N
     assert all(torch.equal(value, before[key]) for key, value in vlm.base.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [(family, "gumbel_ste-masked") for family in FAMILIES]
+    + [(family, name) for family in PAPER_FAMILIES for name in ("dynamicvit", "dynamic_llava", "atp_llava", "p_mod")],
+)
+def test_training_with_everything_heard_is_the_untouched_model(family: str, name: str) -> None:
+    vlm = pruned(family, name, keep=1.0)
+    batch = vlm.prepare(two_pictures(), QUESTIONS, answers=["a red star", "left"])
+    whole = pruned(family).loss(batch, hard=True)
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    if name == "dynamicvit":  # its choice is free whatever K is
+        lm = dataclasses.replace(vlm.splice_all(batch, tokens), heard=torch.ones(batch.features["input_ids"].shape))
+        loss = vlm.answer_loss(lm)
+    else:
+        loss = vlm.learn(batch, tokens, generator=torch.Generator().manual_seed(0))[0]
+    torch.testing.assert_close(loss, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_that_nobody_hears_is_as_good_as_dropped(family: str) -> None:
+    vlm = pruned(family, EveryOther(), keep=0.5)
+    batch = vlm.prepare(two_pictures(), QUESTIONS, answers=["a red star", "left"])
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    dropped = vlm.loss(batch, tokens=tokens, hard=True)
+    lm, keep = vlm.splice_all(batch, tokens), vlm.method.select(tokens, vlm._counts(tokens, None))
+    assert lm.origin is not None
+    kept = [row * tokens.x.shape[1] + index for row, own in enumerate(keep.tolist()) for index in own if index >= 0]
+    heard = ((lm.origin.index < 0) | torch.isin(lm.origin.index, torch.tensor(kept))).float()
+    if vlm.backbone.newline is not None:
+        pytest.skip(f"{family} also drops the newlines of rows that are gone")
+    if lm.extra:
+        pytest.skip(f"{family} hands further features to the decoder")
+    torch.testing.assert_close(vlm.answer_loss(dataclasses.replace(lm, heard=heard)), dropped, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_needs_are_given_on_request_and_in_shape(family: str) -> None:
     vlm = pruned(family)
@@ -252,10 +309,11 @@ def test_needs_are_given_on_request_and_in_shape(family: str) -> None:
     assert plain.cls_attention is None and plain.keys is None and plain.projected is None and plain.text is None
 
 
-def test_every_method_before_the_language_model_runs_on_llava() -> None:
+def test_every_method_runs_on_llava() -> None:
     from diffprune.registry import METHODS
 
     for name in METHODS.names():
-        method = build_method(name, block=pruned("llava").backbone.block)
+        backbone = pruned("llava").backbone
+        method = build_method(name, block=backbone.block, language=backbone.language)
         answer = pruned("llava", method, keep=4).generate([tiny.picture(1)], "what?", max_new_tokens=2)
         assert isinstance(answer, str)

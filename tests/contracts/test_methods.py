@@ -8,7 +8,7 @@ import torch
 from diffprune.checkpoint import exported_state
 from diffprune.methods.base import NEEDS, Card, LayerPruner, LayerState, Pruner, TrainablePruner, build_method
 from diffprune.registry import METHODS
-from tests.methods.examples import SPEC, kept, make_method, make_tokens, one_image
+from tests.methods.examples import LANGUAGE, SPEC, kept, make_method, make_tokens, one_image
 
 NAMES = METHODS.names()
 TRAINABLE = [name for name in NAMES if issubclass(METHODS.get(name), TrainablePruner)]
@@ -85,7 +85,7 @@ def test_an_unknown_option_is_answered_with_what_there_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_built_method_knows_the_name_it_was_asked_for_by(name: str) -> None:
-    assert build_method(name, block=SPEC).name == name
+    assert build_method(name, block=SPEC, language=LANGUAGE).name == name
 
 
 @pytest.mark.parametrize("name", IN_LAYERS)
@@ -97,8 +97,9 @@ def test_a_method_inside_the_llm_says_so_and_keeps_k_visual_tokens(name: str) ->
     stages = method.stages(num_layers=32, num_visual=576, keep=64)
     assert stages and all(0 <= layer < 32 for layer in stages)
     counts = [stages[layer] for layer in sorted(stages)]
-    assert counts == sorted(counts, reverse=True) and counts[-1] == 64
+    assert counts == sorted(counts, reverse=True)
     assert 64 <= method.average(32, 576, 64) < 576
+    assert counts[-1] == 64 or method.average(32, 576, 64) == 64  # K is what is left, or exactly what a layer holds
     assert set(method.stages(32, 576, 576).values()) == {576} and set(method.stages(32, 0, 0).values()) == {0}
     if "llm_attention" in method.needs:
         pytest.skip(f"{name} reads attention, which only a model gives")
@@ -107,7 +108,8 @@ def test_a_method_inside_the_llm_says_so_and_keeps_k_visual_tokens(name: str) ->
     state = LayerState(
         layer=2, hidden=torch.randn(2, 8, 24), attention_mask=torch.ones(2, 8, dtype=torch.bool), visual=visual
     )
-    rows = kept(method.select_at(state, torch.tensor([3, 1])))
+    chosen = method.select_at(state, torch.tensor([3, 1]))
+    rows = kept(chosen if isinstance(chosen, torch.Tensor) else chosen.keep)
     assert [len(row) for row in rows] == [3, 1]
     assert all(row == sorted(set(row)) and (visual[i, row] >= 0).all() for i, row in enumerate(rows))
 
@@ -125,8 +127,12 @@ def trainable(name: str) -> TrainablePruner:
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 def test_the_weights_of_a_training_step_sum_to_k(name: str, budget: tuple[int, ...]) -> None:
     tokens = make_tokens()
-    restricted = trainable(name).restrict(tokens, torch.tensor(budget), tau=0.7)
-    torch.testing.assert_close(restricted.alpha.sum(-1), torch.tensor(budget, dtype=torch.float32))
+    method = trainable(name)
+    restricted = method.restrict(tokens, torch.tensor(budget), tau=0.7)
+    if method.exact_in_training:
+        torch.testing.assert_close(restricted.alpha.sum(-1), torch.tensor(budget, dtype=torch.float32))
+    else:
+        assert restricted.penalty is not None  # it holds the sum near K
     assert (restricted.alpha[~tokens.mask] == 0).all()
     assert restricted.x.shape == tokens.x.shape and restricted.x.dtype == tokens.x.dtype
     assert restricted.x.isfinite().all()
@@ -136,9 +142,12 @@ def test_the_weights_of_a_training_step_sum_to_k(name: str, budget: tuple[int, .
 def test_gradients_reach_every_weight_that_learns(name: str) -> None:
     method, tokens = trainable(name), make_tokens(filler=float("nan"))
     restricted = method.restrict(tokens, torch.tensor([4, 3, 2]), tau=0.7, generator=torch.Generator().manual_seed(0))
-    restricted.x[tokens.mask].sin().sum().backward()
-    # A shift of every logit changes nothing, so the head's bias learns nothing.
-    learned = {n: p.grad for n, p in method.named_parameters() if p.requires_grad and n != "scorer.head.bias"}
+    # What is hidden from attention leaves the tokens as they are; its weights carry the gradient.
+    carries = restricted.x if restricted.heard is None else restricted.heard[..., None] * (1 + tokens.x.nan_to_num())
+    carries[tokens.mask].sin().sum().backward()
+    # A shift of every logit changes nothing, so what only shifts them learns nothing, but for rounding.
+    shifts = {"scorer.head.bias", "scorer.query.bias"}
+    learned = {n: p.grad for n, p in method.named_parameters() if p.requires_grad and n not in shifts}
     assert all(grad is not None and grad.isfinite().all() for grad in learned.values())
     assert [n for n, grad in learned.items() if grad is not None and grad.abs().max() == 0] == []
 
@@ -159,9 +168,8 @@ def test_a_training_step_does_not_depend_on_the_batch_around_an_image(name: str)
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_the_same_generator_gives_the_same_step(name: str) -> None:
     method, tokens, k = trainable(name), make_tokens(), torch.tensor([4, 3, 2])
-    first, second, other = (
-        method.restrict(tokens, k, tau=0.7, generator=torch.Generator().manual_seed(seed)).x for seed in (1, 1, 2)
-    )
+    steps = (method.restrict(tokens, k, tau=0.7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, second, other = (torch.cat([step.x.flatten(), step.alpha.flatten()]) for step in steps)
     assert torch.equal(first, second)
     draws_nothing = getattr(method.options, "gate", "") == "scale"
     assert torch.equal(first, other) == draws_nothing
@@ -172,7 +180,7 @@ def test_an_export_leaves_the_throttler_out_and_ranks_the_same(name: str) -> Non
     method, tokens = trainable(name), make_tokens()
     state = exported_state(method.state_dict())
     assert state and not [entry for entry in state if "throttle" in entry]
-    fresh = build_method(name, block=SPEC)
+    fresh = build_method(name, block=SPEC, language=LANGUAGE)
     missing, unexpected = fresh.load_state_dict(state, strict=False)
     assert not unexpected and all(entry.startswith("throttle_") for entry in missing)
     k = torch.tensor([4, 3, 2])

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from diffprune.evaluate import native
-from diffprune.evaluate.native import Run, answer, encode_scenes, evaluate, open_gallery, quality_rows, scenes_tasks
+from diffprune.evaluate.answers import quality_rows, write_sheet
+from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery, scenes_tasks
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
@@ -89,6 +90,26 @@ def test_a_method_that_reads_the_prompt_chooses_for_each_prompt(gallery: native.
     assert len(answer(vlm, gallery, keep=4, max_new_tokens=2)) == len(gallery.prompts)
 
 
+def test_throttling_that_weakens_nothing_answers_like_the_full_model(gallery: native.Gallery) -> None:
+    torch.manual_seed(0)
+    vlm = tiny_scenes.pruned("diffprune", attention="none")
+    full = answer(tiny_scenes.pruned(), gallery, keep=1.0, max_new_tokens=2)
+    assert answer(vlm, gallery, keep=1.0, throttle=Throttle(tau=0.1), max_new_tokens=2) == full
+    drowned = answer(vlm, gallery, keep=1, throttle=Throttle(tau=0.1), max_new_tokens=2)
+    assert drowned != full
+
+
+def test_throttled_answers_are_the_same_in_any_batch(gallery: native.Gallery) -> None:
+    torch.manual_seed(0)
+    vlm = tiny_scenes.pruned("diffprune")
+    torch.nn.init.normal_(vlm.method.scorer.head.weight)
+    throttle = Throttle(tau=0.1, remove_below=1e-3)
+    several, one = (
+        answer(vlm, gallery, keep=6, throttle=throttle, batch_size=size, max_new_tokens=2) for size in (5, 1)
+    )
+    assert several == one
+
+
 def test_each_budget_is_spent_exactly(gallery: native.Gallery) -> None:
     for keep, wanted in ((7, 7), (0.25, 9), (100, 36)):
         chosen = native.choose(tiny_scenes.pruned("random"), gallery.tokens, keep=keep, batch_size=2)
@@ -131,7 +152,7 @@ def test_answers_are_kept_beside_their_questions(gallery: native.Gallery, tmp_pa
     vlm = tiny_scenes.pruned()
     said = answer(vlm, gallery, keep=1.0, max_new_tokens=2)
     scored = native.score_run(gallery, Run("full", 1.0, 0, vlm.method), said)
-    native.save_answers(tmp_path / "answers.json", gallery, [scored])
+    write_sheet(tmp_path / "answers.json", native.make_sheet(gallery, [scored]))
     kept = json.loads((tmp_path / "answers.json").read_text())
     assert [question["prompt"] for question in kept["questions"]] == list(gallery.prompts)
     assert kept["runs"][0]["said"] == said

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffprune.evaluate.retention import retention, retention_ci95
+from diffprune.evaluate.retention import lead, lead_ci95, retention, retention_ci95
 from tests.paper.paper_tables import TABLES
 
 ROWS = [
@@ -88,3 +88,36 @@ def test_no_answers_at_all_are_refused():
 def test_a_full_model_without_a_right_answer_is_named():
     with pytest.raises(ValueError, match="'gqa'"):
         retention_ci95({"gqa": [0.0, 0.0]}, {"gqa": [0.0, 0.0]})
+
+
+def test_the_lead_of_a_hand_example():
+    """Four questions each: gqa 3 of 4 against 2, pope 4 against 4, and the full model has all right."""
+    full = {"gqa": [100.0] * 4, "pope": [100.0] * 4}
+    ours = {"gqa": [100.0, 100.0, 100.0, 0.0], "pope": [100.0] * 4}
+    theirs = {"gqa": [100.0, 0.0, 100.0, 0.0], "pope": [100.0] * 4}
+    assert lead(ours, theirs, full) == 12.5  # a quarter of gqa, half of the mean
+    # The difference of a resample is 12.5 times how often question 2 is drawn: of Binomial(4, 1/4) the 2.5 % point
+    # is 0 and the 97.5 % point is 3.
+    assert lead_ci95(ours, theirs, full) == pytest.approx((0.0, 37.5))
+    assert lead_ci95(theirs, ours, full) == pytest.approx((-37.5, 0.0))
+
+
+def test_the_lead_over_the_same_answers_is_nothing():
+    full = {"gqa": [100.0, 0.0, 100.0] * 9}
+    ours = {"gqa": [100.0, 0.0, 0.0] * 9}
+    assert lead(ours, ours, full) == 0.0 and lead_ci95(ours, ours, full) == (0.0, 0.0)
+
+
+def test_pairing_the_two_models_makes_the_lead_surer_than_their_own_intervals_say():
+    generator = np.random.default_rng(5)
+    full = {"gqa": (100.0 * (generator.random(400) < 0.9)).tolist()}
+    theirs = {"gqa": [v * (generator.random() < 0.6) for v in full["gqa"]]}
+    ours = {"gqa": [v if generator.random() < 0.97 else 100.0 for v in theirs["gqa"]]}  # right a little more often
+    low, high = lead_ci95(ours, theirs, full)
+    own = retention_ci95(ours, full)
+    assert 0 < low < lead(ours, theirs, full) < high and high - low < 0.5 * (own[1] - own[0])
+
+
+def test_a_lead_over_answers_to_other_questions_is_refused():
+    with pytest.raises(ValueError, match="'pope' was asked of one model alone"):
+        lead_ci95({"gqa": [100.0]}, {"gqa": [100.0], "pope": [0.0]}, {"gqa": [100.0], "pope": [100.0]})

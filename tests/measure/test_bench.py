@@ -51,3 +51,11 @@ def test_a_missing_gpu_is_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit):
         bench.main(["--device", "cuda", "--out", str(tmp_path / "bench_gpu.json")])
     assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+def test_a_pruned_question_is_timed_against_the_full_one():
+    benchmark = bench.ask_benchmark("cpu", backbone="scenes-nano", keep=16, new_tokens=2)
+    ours, reference = benchmark.ours(), benchmark.reference()
+    assert isinstance(ours, torch.Tensor) and isinstance(reference, torch.Tensor)
+    assert ours.shape == reference.shape == (1, 2)  # answers of one length, so that the times compare
+    assert "16 tokens against all" in benchmark.name

@@ -7,9 +7,11 @@ from torch import nn
 
 from diffprune.methods.base import Pruner, build_method
 from diffprune.nn import BlockSpec
+from diffprune.nn.language import LanguageSpec
 from diffprune.types import VisualTokens
 
 SPEC = BlockSpec(width=16, heads=2, mlp_width=32)
+LANGUAGE = LanguageSpec(width=24, heads=2, layers=4)
 
 
 def make_tokens(counts: tuple[int, ...] = (12, 10, 6), *, group: int = 1, filler: float = 1e3) -> VisualTokens:
@@ -58,7 +60,7 @@ def one_image(tokens: VisualTokens, row: int) -> VisualTokens:
 def make_method(name: str, *, seed: int = 0, spec: BlockSpec = SPEC, **options: object) -> Pruner:
     """The method with every weight random: a head of zeros ranks nothing."""
     torch.manual_seed(seed)
-    method = build_method(name, block=spec, **options)
+    method = build_method(name, block=spec, language=LANGUAGE, **options)
     for parameter in method.parameters():
         nn.init.normal_(parameter, mean=0.05, std=0.2)
     return method.eval()

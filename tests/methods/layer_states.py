@@ -10,9 +10,10 @@ from diffprune.methods.base import LayerState, Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class HandMade:
-    """A reader of given tensors: attention [B, H, T, T] by layer, keys [B, H, T, E], bias [B, T, T]."""
+    """A reader of given tensors: attention and logits [B, H, T, T] by layer, keys [B, H, T, E], bias [B, T, T]."""
 
     maps: dict[int, Tensor] = field(default_factory=dict)
+    products: dict[int, Tensor] = field(default_factory=dict)
     cached: Tensor | None = None
     bias: Tensor | None = None
 
@@ -20,6 +21,10 @@ class HandMade:
         weights = self.maps[layer]
         index = rows.clamp_min(0)[:, None, :, None].expand(-1, weights.shape[1], -1, weights.shape[-1])
         return weights.gather(2, index).masked_fill((rows < 0)[:, None, :, None], 0.0)
+
+    def mean_logits(self, rows: Tensor, layer: int) -> Tensor:
+        own = [(row[row >= 0], logits) for row, logits in zip(rows, self.products[layer], strict=True)]
+        return torch.stack([logits[:, row].mean((0, 1)) for row, logits in own])
 
     def keys(self, layer: int) -> Tensor:
         assert self.cached is not None

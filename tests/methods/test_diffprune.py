@@ -54,7 +54,7 @@ def test_a_lower_temperature_is_closer_to_hard_top_k() -> None:
 
 def test_without_block_the_gate_is_the_paper_s_equation() -> None:
     method, tokens = diffprune(attention="none"), make_tokens((12, 12))
-    x, alpha, _, _ = method.restrict(tokens, torch.tensor([4, 3]), tau=0.7, generator=seeded(5))
+    x, alpha, *_ = method.restrict(tokens, torch.tensor([4, 3]), tau=0.7, generator=seeded(5))
     noise = torch.randn(2, 12, 16, generator=seeded(5))
     expected = alpha[..., None].sqrt() * tokens.x + (1 - alpha[..., None]).sqrt() * noise
     torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-5)
@@ -62,7 +62,7 @@ def test_without_block_the_gate_is_the_paper_s_equation() -> None:
 
 def test_the_scale_gate_draws_no_noise() -> None:
     method, tokens = diffprune("diffprune-scale", attention="none"), make_tokens((12, 12))
-    x, alpha, _, _ = method.restrict(tokens, torch.tensor([4, 3]), tau=0.7)
+    x, alpha, *_ = method.restrict(tokens, torch.tensor([4, 3]), tau=0.7)
     torch.testing.assert_close(x, alpha[..., None] * tokens.x)
 
 
@@ -104,7 +104,7 @@ def test_matched_noise_has_the_features_mean_and_deviation() -> None:
     real = x[mask].double()
     torch.testing.assert_close(method.throttle_noise.mean, real.mean(0).float())
     torch.testing.assert_close(method.throttle_noise.std, real.std(0, correction=0).float())
-    weakened, alpha, _, _ = method.restrict(tokens, torch.tensor([4, 4]), tau=2.0, generator=seeded(5))
+    weakened, alpha, *_ = method.restrict(tokens, torch.tensor([4, 4]), tau=2.0, generator=seeded(5))
     mean, std, noise = real.mean(0), real.std(0, correction=0), torch.randn(2, 400, 16, generator=seeded(5))
     weight = alpha[..., None].double()
     expected = mean + weight.sqrt() * (x - mean) + (1 - weight).sqrt() * std * noise
@@ -170,5 +170,5 @@ def test_an_option_with_a_wrong_value_is_refused_by_name(option: str, value: obj
 
 
 def test_generators_must_be_one_or_one_per_image() -> None:
-    with pytest.raises(ValueError, match="2 generators for 3 images"):
+    with pytest.raises(ValueError, match="2 generators for 3 rows"):
         diffprune().restrict(make_tokens(), K, tau=0.7, generator=[seeded(1), seeded(2)])

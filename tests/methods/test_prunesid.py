@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from diffprune.methods.base import build_method
-from diffprune.methods.prunesid import PruneSID, exact_loadings, split_budget, suppress
+from diffprune.methods.prunesid import (
+    PruneSID,
+    exact_loadings,
+    orthonormal,
+    raise_caps,
+    split_budget,
+    subspace_loadings,
+    suppress,
+)
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
 
@@ -31,7 +39,7 @@ def test_a_token_struck_out_strikes_out_nobody() -> None:
     similarity = torch.tensor([[1.0, 0.9, 0.1, 0.9], [0.9, 1.0, 0.9, 0.0], [0.1, 0.9, 1.0, 0.0], [0.9, 0.0, 0.0, 1.0]])
     survives = suppress(
         similarity[None],
-        torch.tensor([[0.4, 0.3, 0.2, 0.1]]),
+        torch.tensor([[0, 1, 2, 3]]),
         torch.tensor([[0, 0, 0, 1]]),
         torch.ones(1, 4, dtype=torch.bool),
         torch.tensor([0.5]),
@@ -52,10 +60,67 @@ def test_quotas_follow_the_survivors_up_to_a_cap() -> None:
 def test_components_are_those_of_the_full_decomposition() -> None:
     for num_tokens, width in ((30, 50), (50, 30)):  # either Gram matrix may be the smaller
         tokens = structured(1, num_tokens, width)
-        loadings = exact_loadings(tokens.x, tokens.mask, torch.tensor([6]))[0]
+        loadings = exact_loadings(tokens.x, tokens.mask, torch.tensor([6]), 6)[0]
         squashed = torch.sigmoid(tokens.x[0].double()).T  # [D, N]
         expected = torch.linalg.svd(squashed - squashed.mean(0), full_matrices=False).Vh[:6].T.abs()
         torch.testing.assert_close(loadings, expected.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens, width", [(300, 400), (400, 300)])  # either Gram matrix may be the smaller
+def test_the_iteration_finds_the_components_of_the_full_decomposition(
+    num_tokens: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = structured(2, num_tokens, width)
+    arguments = tokens.x, tokens.mask, torch.tensor([16]), 16
+    expected = exact_loadings(*arguments)
+    monkeypatch.setattr("diffprune.methods.prunesid.exact_loadings", None)  # and so by another way
+    torch.testing.assert_close(subspace_loadings(*arguments), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_iteration_stands_a_steep_spectrum() -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(size, 200, generator=generator))[0] for size in (200, 256))
+    x = (10 * left * torch.arange(1, 201) ** -2.0 @ right.T)[
+        None
+    ]  # the Gram matrix's spectrum falls with the 4th power
+    arguments = x, torch.ones(1, 200, dtype=torch.bool), torch.tensor([20]), 20
+    torch.testing.assert_close(subspace_loadings(*arguments), exact_loadings(*arguments), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("k", [32, 64, 100])
+def test_components_found_either_way_choose_the_same_tokens(k: int) -> None:
+    tokens = structured(k, width=320)
+    choices = [prunesid(components=kind).select(tokens, torch.tensor([k])) for kind in ("auto", "subspace", "exact")]
+    assert torch.equal(choices[0], choices[1]) and torch.equal(choices[1], choices[2])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_tokens_of_few_directions_are_chosen_without_nan(rank: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 120, rank, generator=generator) @ torch.randn(rank, 150, generator=generator)
+    tokens = VisualTokens(x=x, cls_attention=torch.rand(1, 120, generator=generator))
+    loadings = subspace_loadings(tokens.x, tokens.mask, torch.tensor([8]), 8)
+    assert loadings.isfinite().all()
+    assert len(set(prunesid().select(tokens, torch.tensor([32]))[0].tolist())) == 32
+
+
+def test_columns_become_orthonormal_in_their_own_span() -> None:
+    columns = torch.randn(2, 30, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    basis = orthonormal(columns * torch.tensor([1e9, 1.0, 1e-9, 1.0, 1e3], dtype=torch.float64))
+    torch.testing.assert_close(basis.transpose(1, 2) @ basis, torch.eye(5).double().expand(2, -1, -1))
+    torch.testing.assert_close(basis @ (basis.transpose(1, 2) @ columns), columns)
+
+
+def test_caps_rise_by_the_least_that_holds_the_budget() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(0, 12, (50, 6), generator=generator)
+    caps = torch.minimum(torch.randint(0, 5, (50, 6), generator=generator), sizes)
+    k = (sizes.sum(-1) * torch.rand(50, generator=generator)).long()
+    raised = raise_caps(caps, sizes, k)
+    for cap, size, budget, found in zip(caps, sizes, k, raised, strict=True):
+        while int(cap.sum()) < int(budget):
+            cap = torch.minimum(cap + 1, size)
+        assert found.tolist() == cap.tolist()
 
 
 def released_choice(x: torch.Tensor, attention: torch.Tensor, k: int) -> list[int]:

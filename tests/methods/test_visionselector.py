@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from diffprune.methods.base import build_method
-from diffprune.methods.visionselector import VisionSelector, hardness
-from diffprune.ops import hard_mask, soft_topk
+from diffprune.methods.visionselector import VisionSelector
+from diffprune.ops import hard_mask, hardness, soft_topk
 from tests.methods.examples import SPEC, make_method, make_tokens
 
 K = torch.tensor([4, 3, 2])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
-from diffprune.measure.real_size import byte_tokenizer
+from diffprune.measure.shapes import byte_tokenizer
 
 WIDTH, LAYERS, HEADS, MLP = 64, 3, 4, 128
 __all__ = ["byte_tokenizer"]

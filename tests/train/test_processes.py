@@ -5,35 +5,75 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from diffprune.config import load_config
+from diffprune.config import BackboneConfig, load_config
+from diffprune.model import PrunedVLM
+from diffprune.train.frozen import load_frozen, recomputing
 from diffprune.train.run import train_pruner
+from tests import tiny
 from tests.train import runs
 
-LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+LAUNCH = f"-m accelerate.commands.launch --config_file {runs.ROOT / 'configs/accelerate/two_gpus.yaml'}"
 
 
-def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
-    """`accelerate launch` with gloo on the CPU; a broken row gives one process a forward pass without samples."""
-    model, data = runs.save_model(tmp_path / "model"), runs.save_pictures(tmp_path / "data", 104)
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process; a broken row gives one of two processes a forward pass without samples."""
+    folder = tmp_path_factory.mktemp("one")
+    model, data = runs.save_model(folder / "model"), runs.save_pictures(folder / "data", 104)
     (data / "77.png").write_bytes(b"")
-    optim = {"batch_size": 1, "accumulate": 4, "steps": None}
-    values = runs.values(model, data, optim=optim, budget={"keep": None, "range": [2, 8]}, validation={"every": 25})
-    config = runs.write_config(tmp_path / "run.yaml", values)
-    command = f"-m diffprune train --config {config} --out {tmp_path / 'two'} optim.accumulate=2"
-    arguments = [*LAUNCH.split(), "--dynamo_backend", "no", "--main_process_port", "0", *command.split()]
-    two = subprocess.Popen(
-        [sys.executable, *arguments],
-        env={**runs.environment(), "ACCELERATE_USE_CPU": "true"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+    values = runs.values(
+        model,
+        data,
+        optim={"batch_size": 1, "accumulate": 4, "steps": None},
+        data={"validation": 5},  # one of two processes has fewer than the other
+        budget={"keep": None, "range": [2, 8]},
+        validation={"every": 25},
     )
+    train_pruner(load_config(runs.write_config(folder / "run.yaml", values)), folder / "out", quiet=True)
+    return folder
+
+
+@pytest.mark.parametrize("shard", ["", "backbone.shard=true optim.gradient_checkpointing=true"])
+def test_two_processes_have_the_losses_of_one(shard: str, one: Path, tmp_path: Path) -> None:
+    """`accelerate launch` with gloo on the CPU; with `shard` each process holds half of every decoder layer."""
+    command = f"-m diffprune train --config {one / 'run.yaml'} --out {tmp_path} optim.accumulate=2 {shard}"
+    two = subprocess.run(
+        [sys.executable, *LAUNCH.split(), "--main_process_port", "0", *command.split()],
+        env={**runs.environment(), "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+    assert two.returncode == 0, two.stderr.decode()
+    assert two.stdout.decode().count("the pruner:") == 1  # one of them tells
+    expected = runs.losses(one / "out")
+    assert len(expected) == 24 and runs.losses(tmp_path) == pytest.approx(expected, rel=1e-5)
+    assert '"row": 77' in (tmp_path / "broken.jsonl").read_text()
+
+
+def test_a_sharded_model_holds_its_layers_in_parts_and_the_rest_whole(tmp_path: Path) -> None:
+    config = BackboneConfig(name="llava", weights=str(runs.save_model(tmp_path)), dtype="float32")
+    device = torch.device("cpu")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        train_pruner(load_config(config), tmp_path / "one", quiet=True)
+        model, processor, _ = load_frozen(config, device, init_device_mesh("cpu", (1,)))
+        split = {name for name, value in model.named_parameters() if isinstance(value, DTensor)}
+        assert split == {name for name, _ in model.named_parameters() if "language_model.layers." in name}
+        losses = []
+        for base in (model, load_frozen(config, device)[0]):
+            torch.manual_seed(0)
+            vlm = PrunedVLM(base, processor, method="diffprune", keep=4)
+            batch = vlm.prepare([tiny.picture()], ["?"], ["a"])
+            with recomputing(vlm.backbone, enabled=True):
+                loss = vlm.loss(batch, generator=torch.Generator().manual_seed(0))
+                loss.backward()
+            learned = [value.grad for value in vlm.method.parameters() if value.requires_grad]
+            losses.append((loss.item(), sum(grad.abs().sum().item() for grad in learned if grad is not None)))
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     finally:
-        out, errors = two.communicate(timeout=200)
-    assert two.returncode == 0, errors.decode()
-    assert out.decode().count("the pruner:") == 1  # one of them tells
-    expected = runs.losses(tmp_path / "one")
-    assert len(expected) == 25 and runs.losses(tmp_path / "two") == pytest.approx(expected, rel=1e-5)
-    assert '"row": 77' in (tmp_path / "two" / "broken.jsonl").read_text()
+        distributed.destroy_process_group()

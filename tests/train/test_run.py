@@ -236,9 +236,9 @@ def test_a_config_for_another_backbone_is_refused(disk: Path, tmp_path: Path) ->
 
 
 def test_seven_billion_parameters_need_a_gpu(disk: Path, tmp_path: Path) -> None:
-    from diffprune.measure.real_size import llava
+    from diffprune.measure.shapes import SHAPES
 
-    described, _ = llava(False)
+    described, _ = SHAPES["llava-1.5-7b"](False)
     described.save_pretrained(tmp_path / "seven")
     big = {"weights": str(tmp_path / "seven"), "dtype": "bfloat16"}
     sentence = "has 7.1 billion parameters and there is no GPU here: training needs one with 13 GiB"

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from diffprune.backbones.images import open_image, pixel_seed
 from diffprune.nn import BlockSpec
+from diffprune.nn.language import LanguageSpec
 from diffprune.ops import take_tokens
-from diffprune.types import LMInputs, VisualTokens
+from diffprune.types import LMInputs, Origin, VisualTokens
 
 IGNORE = -100  # label of a position without a target
 NEWLINE_RULES = ("rows", "all", "none")
@@ -133,6 +134,11 @@ class Backbone(ABC):
         """The row each placeholder of an image belongs to; one without content closes the row before it."""
         newline = (slots < 0).long()
         return newline.cumsum(0) - newline
+
+    @property
+    def language(self) -> LanguageSpec:
+        """The sizes of the language model."""
+        return LanguageSpec.from_config(self.language_model.config)
 
     def two_way(self, lm: LMInputs) -> Bool[Tensor, "B T"] | None:
         """True at positions of a prefix that see each other in both directions; None where all is causal."""
@@ -292,18 +298,14 @@ class Backbone(ABC):
         sources: list[Tensor] = []  # for each kept placeholder its row in the table of visual embeddings
         table: list[Tensor] = []
         if tokens is not None and visual is not None and keep is not None:
-            kept_slots = [self._slots_of(tokens, keep, row) for row in range(len(tokens))]
-            slot_stays = torch.cat([stay for stay, _ in kept_slots])
+            slot_stays, held = self._held(tokens, keep)
             if int(placeholder.sum()) != slot_stays.numel():
                 raise ValueError(
                     f"the prompt holds {int(placeholder.sum())} image placeholders but the pictures fill "
                     f"{slot_stays.numel()}; process text and images in one call"
                 )
             stays[placeholder] = slot_stays.to(stays.device)
-            offsets = torch.arange(len(tokens), device=visual.device) * visual.shape[1]
-            sources = [
-                torch.where(rank < 0, -1, rank + offset) for (_, rank), offset in zip(kept_slots, offsets, strict=True)
-            ]
+            sources = [held]
             table = [visual.flatten(0, 1)]
         elif placeholder.any():
             raise ValueError(f"the prompt holds {int(placeholder.sum())} image placeholders and no image was given")
@@ -312,6 +314,7 @@ class Backbone(ABC):
         new_ids = torch.where(new_mask, ids.gather(1, order), self.pad_id)
         is_visual = (placeholder.gather(1, order)) & new_mask
         content = is_visual  # less the newlines, where there are any
+        origin = None
         embeds = self.model.get_input_embeddings()(new_ids)
         extra: dict[str, object] = {
             key: torch.where(new_mask, batch.features[key].gather(1, order), 0)
@@ -327,6 +330,9 @@ class Backbone(ABC):
                 rows = torch.cat([rows, newline.to(rows)[None]])  # row -1
             embeds = embeds.masked_scatter(is_visual[..., None], rows[source])
             content = is_visual.masked_scatter(is_visual, source >= 0)
+            first = torch.arange(len(tokens), device=keep.device)[:, None] * tokens.x.shape[1]
+            token = torch.where(source < 0, -1, (keep + first).flatten().to(source.device)[source])
+            origin = Origin(tokens=tokens, index=torch.full_like(new_ids, -1).masked_scatter(is_visual, token))
             if tokens.planes:
                 extra |= self.plane_inputs([take_tokens(plane, keep) for plane in tokens.planes], source, is_visual)
 
@@ -346,17 +352,34 @@ class Backbone(ABC):
             source=order,
             labels=None if labels is None else torch.where(new_mask, labels.gather(1, order), IGNORE),
             extra=extra,
+            origin=origin,
         )
+
+    def _held(self, tokens: VisualTokens, keep: Int[Tensor, "I K"]) -> tuple[Tensor, Tensor]:
+        """Of all images' placeholders: which stay [S], and where in `keep`, flat, each of those has its token.
+
+        A newline has -1. Where every placeholder is a token this is done for all images at once, without waiting for
+        the device image by image.
+        """
+        width, num = keep.shape[1], tokens.x.shape[1]
+        first = torch.arange(len(tokens), device=keep.device)[:, None] * width  # [I, 1]
+        if tokens.slots is None:
+            place = torch.where(keep < 0, num, keep)  # what keeps nothing goes to a column of its own
+            held = keep.new_full((len(tokens), num + 1), -1)
+            held = held.scatter(1, place, first + torch.arange(width, device=keep.device))[:, :num]
+            stay = held >= 0
+            return (stay.flatten() if tokens.is_full else stay[tokens.mask.to(stay.device)]), held[stay]
+        slots = [self._slots_of(tokens, keep, row) for row in range(len(tokens))]
+        ranks = [torch.where(rank < 0, -1, rank + offset) for (_, rank), offset in zip(slots, first, strict=True)]
+        return torch.cat([stay for stay, _ in slots]), torch.cat(ranks)
 
     def _slots_of(self, tokens: VisualTokens, keep: Tensor, row: int) -> tuple[Tensor, Tensor]:
         """For one image: which placeholders stay [S], and for those the rank of the token they hold (-1: a newline)."""
+        assert tokens.slots is not None
         num = int(tokens.mask[row].sum())
         kept = keep[row][keep[row] >= 0]
         rank = kept.new_full((num,), -1)
         rank[kept] = torch.arange(len(kept), device=kept.device)
-        if tokens.slots is None:
-            stay = rank >= 0
-            return stay, rank[stay]
         slots = tokens.slots[row]
         slots = slots[slots != -2]
         content = slots >= 0
@@ -395,6 +418,8 @@ class Backbone(ABC):
 
     def run_generate(self, lm: LMInputs, **kwargs: Any) -> Any:
         """Whatever the model's own `generate` gives for these inputs: ids, prompt included, or its output object."""
+        if lm.heard is not None:
+            raise ValueError("tokens that are hidden from attention are for training; generate drops them instead")
         return self.model.generate(
             input_ids=lm.input_ids,
             inputs_embeds=lm.inputs_embeds,
@@ -409,6 +434,36 @@ def left_pad_order(stays: Tensor) -> tuple[Tensor, Tensor]:
     width = max(1, int(stays.sum(-1).max()))
     order = torch.argsort(stays.long(), dim=-1, stable=True)[:, -width:]
     return order, stays.gather(1, order)
+
+
+def real_columns_first(lm: LMInputs) -> LMInputs:
+    """The same rows with their padding behind and a mask of ones, for one causal pass without a cache.
+
+    Being causal already keeps real tokens from hearing what stands behind them. A mask with a zero in it would be made
+    a T x T tensor and keep SDPA from its flash kernel.
+    """
+    real = lm.attention_mask.bool()
+    if bool(real.all()):
+        return lm
+    order = torch.argsort((~real).long(), dim=-1, stable=True)  # [B, T]
+
+    def take(columns: Any) -> Any:
+        is_row = isinstance(columns, Tensor) and columns.shape == order.shape
+        return columns.gather(1, order) if is_row else columns
+
+    return replace(
+        lm,
+        input_ids=take(lm.input_ids),
+        inputs_embeds=lm.inputs_embeds.gather(1, order[..., None].expand_as(lm.inputs_embeds)),
+        attention_mask=torch.ones_like(lm.attention_mask),
+        position_ids=lm.position_ids.gather(-1, order.expand_as(lm.position_ids)),
+        visual=take(lm.visual),
+        source=take(lm.source),
+        labels=take(lm.labels),
+        extra={key: take(value) for key, value in lm.extra.items()},
+        origin=None if lm.origin is None else replace(lm.origin, index=take(lm.origin.index)),
+        heard=take(lm.heard),
+    )
 
 
 def pad_rows(rows: Sequence[Tensor], value: float | int | bool = 0) -> Tensor:

@@ -24,8 +24,9 @@ from transformers.generation.logits_process import (
 )
 
 from diffprune.backbones.base import IGNORE, Backbone
-from diffprune.methods.base import Cut, LayerPruner, LayerState, Prompt
-from diffprune.methods.llm_attention import AttentionReader, columns_of
+from diffprune.methods.base import Cut, LayerPruner, LayerState, Prompt, Route
+from diffprune.methods.llm_attention import AttentionReader, at_columns, columns_of
+from diffprune.ops import take_tokens
 from diffprune.types import LMInputs
 
 
@@ -60,7 +61,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """The tokens on their way through the layers, real columns first."""
+    """The tokens on their way through the layers, real columns first; `glimpse` marks a token of the method's own."""
 
     hidden: Float[Tensor, "B T L"]
     positions: Int[Tensor, "*R B T"]
@@ -69,6 +70,7 @@ class Stream:
     source: Int[Tensor, "B T"]
     additions: tuple[Float[Tensor, "B T L"], ...]
     two_way: Bool[Tensor, "B T"] | None
+    glimpse: Bool[Tensor, "B T"] | None = None
 
     def take(self, columns: Int[Tensor, "B U"], valid: Bool[Tensor, "B U"]) -> "Stream":
         """The columns named, in that order; `valid` says which of them are real."""
@@ -81,6 +83,7 @@ class Stream:
             source=self.source.gather(1, columns),
             additions=tuple(addition.gather(1, wide) for addition in self.additions),
             two_way=None if self.two_way is None else self.two_way.gather(1, columns) & valid,
+            glimpse=None if self.glimpse is None else self.glimpse.gather(1, columns) & valid,
         )
 
     def packed(self) -> "Stream":
@@ -107,36 +110,67 @@ def prefill(
     num_layers = len(decoder.layers)
     plan = plan_stages(method, num_layers, lm.visual.sum(-1), k)
     stream, prompt = start(backbone, lm)
+    if any(bool((stream.visual.sum(-1) > left).any()) for left in plan.values()):
+        stream = with_glimpse(stream, prompt, method)
     cache = LayerCache(keys_values=DynamicCache(), segments=[])
     entered = None
     for first, end in pairwise([*sorted({0, *plan}), num_layers]):
         if first in plan and bool((stream.visual.sum(-1) > plan[first]).any()):
-            stream = drop(decoder, first, stream, prompt, entered, cache, method, plan[first])
+            state = look(decoder, first, stream, prompt, entered, cache.keys_values)
+            chosen = method.select_at(state, plan[first].minimum((state.visual >= 0).sum(-1)))
+            if isinstance(chosen, Route):
+                entered = stream.hidden
+                stream = pass_some(decoder, first, stream, state.visual, chosen, cache)
+                first += 1
+            else:
+                stream = leave(stream, state.visual, chosen if isinstance(chosen, Cut) else Cut(chosen), cache, method)
         segment = stream.segment(range(first, end))
-        cache.segments.append(segment)
+        cache.segments += [segment] if segment.layers else []
         tables = decoder.rotary_emb(stream.hidden, stream.positions)
         mask = prefill_mask(decoder, stream)
         for index in segment.layers:
-            entered = stream.hidden
-            hidden = run_layer(decoder, index, entered, stream.positions, tables, mask, cache)
-            if index < len(stream.additions):
-                hidden = hidden + stream.additions[index]
-            stream = replace(stream, hidden=hidden)
+            entered = with_glimpse_of(stream, method, index)
+            hidden = run_layer(decoder, index, entered, stream.positions, tables, mask, cache.keys_values)
+            stream = replace(stream, hidden=add_after(stream, index, hidden))
     last = stream.valid.sum(-1) - 1
     return decoder.norm(stream.hidden[torch.arange(len(last), device=last.device), last]), cache
 
 
-def step(backbone: Backbone, embeds: Float[Tensor, "B 1 L"], cache: LayerCache) -> Float[Tensor, "B L"]:
-    """Hidden state after one more token, every layer with its own cache."""
-    decoder, hidden = backbone.language_model, embeds
+def extend(backbone: Backbone, embeds: Float[Tensor, "B S L"], cache: LayerCache) -> Float[Tensor, "B S L"]:
+    """Hidden states of S more tokens, every layer with its own cache; rows may be padded behind."""
+    decoder, hidden, num = backbone.language_model, embeds, embeds.shape[1]
+    causal = torch.ones(num, num, dtype=torch.bool, device=embeds.device).tril()
     for segment in cache.segments:
-        segment.valid = torch.cat([segment.valid, segment.valid.new_ones(len(embeds), 1)], dim=1)
-        mask = additive(segment.valid[:, None, None], hidden) if segment.padded else None  # [B, 1, 1, T]
-        tables = decoder.rotary_emb(hidden, segment.next_position)
+        seen = torch.cat([segment.valid[:, None].expand(-1, num, -1), causal.expand(len(embeds), -1, -1)], dim=2)
+        mask = additive(seen[:, None], hidden) if segment.padded or num > 1 else None  # [B, 1, S, T + S]
+        positions = segment.next_position + torch.arange(num, device=embeds.device)
+        tables = decoder.rotary_emb(hidden, positions)
         for index in segment.layers:
-            hidden = run_layer(decoder, index, hidden, segment.next_position, tables, mask, cache)
-        segment.next_position = segment.next_position + 1
-    return decoder.norm(hidden)[:, -1]
+            hidden = run_layer(decoder, index, hidden, positions, tables, mask, cache.keys_values)
+        segment.valid = torch.cat([segment.valid, segment.valid.new_ones(len(embeds), num)], dim=1)
+        segment.next_position = segment.next_position + num
+    return decoder.norm(hidden)
+
+
+def step(backbone: Backbone, embeds: Float[Tensor, "B 1 L"], cache: LayerCache) -> Float[Tensor, "B L"]:
+    """Hidden state after one more token."""
+    return extend(backbone, embeds, cache)[:, -1]
+
+
+def answer_states(
+    backbone: Backbone, lm: LMInputs, method: LayerPruner, k: Int[Tensor, " B"]
+) -> tuple[Float[Tensor, "B S L"], Int[Tensor, "B S"]]:
+    """What the deployed path holds before each word of the given answers, and the words (-100 behind the shorter).
+
+    The prompt is run and cut alone, and the answers go over its caches, as when they are generated.
+    """
+    assert lm.labels is not None
+    answered = lm.labels != IGNORE
+    hidden, cache = prefill(backbone, replace(lm, attention_mask=lm.attention_mask * ~answered, labels=None), method, k)
+    order, real = real_first(answered)
+    words = lm.inputs_embeds.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
+    behind = extend(backbone, words[:, :-1], cache)
+    return torch.cat([hidden[:, None], behind], dim=1), torch.where(real, lm.labels.gather(1, order), IGNORE)
 
 
 # The parts of a prefill ----------------------------------------------------------------------------------------------
@@ -165,6 +199,7 @@ def start(backbone: Backbone, lm: LMInputs) -> tuple[Stream, Prompt]:
         embeds=lm.inputs_embeds,
         visual=lm.visual,
         instruction=torch.where(behind.any(-1, keepdim=True), behind, columns == last),
+        origin=lm.origin,
     )
     stream = Stream(
         hidden=lm.inputs_embeds,
@@ -178,19 +213,18 @@ def start(backbone: Backbone, lm: LMInputs) -> tuple[Stream, Prompt]:
     return stream.take(*real_first(real)), prompt
 
 
-def drop(
+def look(
     decoder: Any,
     layer: int,
     stream: Stream,
     prompt: Prompt,
     entered: Tensor | None,
-    cache: LayerCache,
-    method: LayerPruner,
-    k: Int[Tensor, " B"],
-) -> Stream:
-    """The sequence with the visual tokens that the method keeps before that layer."""
+    cache: DynamicCache | None,
+    heard: Float[Tensor, "B T"] | None = None,
+) -> LayerState:
+    """What a method sees before that layer."""
     visual = columns_of(stream.visual)
-    state = LayerState(
+    return LayerState(
         layer=layer,
         hidden=stream.hidden,
         attention_mask=stream.valid,
@@ -206,27 +240,142 @@ def drop(
             tables=decoder.rotary_emb(stream.hidden, stream.positions),
             valid=stream.valid,
             two_way=stream.two_way,
-            cache=cache.keys_values,
+            cache=cache,
         ),
+        heard=None if heard is None else at_columns(heard, visual),
     )
-    chosen = method.select_at(state, k.minimum((visual >= 0).sum(-1)))
-    short = leave(stream, visual, chosen if isinstance(chosen, Cut) else Cut(chosen))
-    return short.packed() if method.positions == "packed" else short
 
 
-def leave(stream: Stream, visual: Int[Tensor, "B M"], cut: Cut) -> Stream:
-    """The sequence with the tokens of the cut, in the cut's order, and everything that is not visual."""
+def leave(
+    stream: Stream,
+    visual: Int[Tensor, "B M"],
+    cut: Cut,
+    cache: LayerCache | None = None,
+    method: LayerPruner | None = None,
+) -> Stream:
+    """The sequence with the tokens of the cut, in the cut's order, and everything that is not visual.
+
+    Args:
+        cache: Of the layers before; cut too, where the method says so.
+        method: Whose cut it is.
+    """
     width = stream.valid.shape[1]
     columns = visual.gather(1, cut.keep.clamp_min(0)).masked_fill(cut.keep < 0, width)  # [B, K]; padding past the end
     if cut.hidden is not None:
         spare = torch.cat([stream.hidden, stream.hidden[:, :1]], dim=1)
         spare = spare.scatter(1, columns[..., None].expand_as(cut.hidden), cut.hidden.to(spare.dtype))
         stream = replace(stream, hidden=spare[:, :width])
-    stays = torch.nn.functional.pad(stream.valid & ~stream.visual, (0, 1)).scatter(1, columns, True)[:, :width]
+    left, valid = columns_left(stream, columns)
+    short = replace(stream.take(left, valid), glimpse=None)
+    if method is not None and method.positions == "packed":
+        short = short.packed()
+    if cache is not None and method is not None and method.prunes_earlier:
+        for layer in cache.keys_values.layers:
+            index = left[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[-1])  # type: ignore[union-attr]
+            layer.keys, layer.values = layer.keys.gather(2, index), layer.values.gather(2, index)  # type: ignore[union-attr]
+        cache.segments = [short.segment(segment.layers) for segment in cache.segments]
+    return short
+
+
+def columns_left(stream: Stream, columns: Int[Tensor, "B K"]) -> tuple[Int[Tensor, "B U"], Bool[Tensor, "B U"]]:
+    """Everything that is not visual and the visual columns given, real first: the n-th of them at the n-th place.
+
+    Args:
+        columns: In any order, the width of the sequence for padding.
+    """
+    width = stream.valid.shape[1]
+    others = stream.valid & ~stream.visual
+    if stream.glimpse is not None:
+        others = others & ~stream.glimpse
+    stays = torch.nn.functional.pad(others, (0, 1)).scatter(1, columns, True)[:, :width]
     places = columns.sort(dim=-1).values  # the n-th token of the cut goes to the n-th place that stays
     content = torch.arange(width + 1, device=columns.device).repeat(len(columns), 1).scatter(1, places, columns)
     order, valid = real_first(stays)
-    return stream.take(content.gather(1, order), valid)
+    return content.gather(1, order), valid
+
+
+def pass_some(
+    decoder: Any,
+    index: int,
+    stream: Stream,
+    visual: Int[Tensor, "B M"],
+    route: Route,
+    cache: LayerCache | None,
+) -> Stream:
+    """The whole sequence after a layer that only the text and some of the visual tokens go through.
+
+    Those: x' = x + attention, then x' + weight * MLP. A visual token that skips it: weight * x. Text: as ever.
+    """
+    block, width = plain_layer(decoder, index), stream.valid.shape[1]
+    columns = visual.gather(1, route.keep.clamp_min(0)).masked_fill(route.keep < 0, width)
+    left, valid = columns_left(stream, columns)
+    some = stream.take(left, valid)
+    if cache is not None:  # decoding goes on from the whole sequence, over what this layer saw
+        segment = stream.segment(range(index, index + 1))
+        cache.segments.append(replace(segment, valid=some.valid, padded=not bool(some.valid.all())))
+    weight = stream.hidden.new_ones(len(visual), width + 1)
+    weight = weight.scatter(1, visual.masked_fill(visual < 0, width), route.weight.to(weight.dtype))[:, :width, None]
+    attention, _ = block.self_attn(
+        hidden_states=block.input_layernorm(some.hidden),
+        attention_mask=prefill_mask(decoder, some),
+        position_ids=some.positions if some.positions.ndim == 2 else some.positions[0],
+        past_key_values=None if cache is None else cache.keys_values,
+        use_cache=cache is not None,
+        position_embeddings=decoder.rotary_emb(some.hidden, some.positions),
+    )
+    passed = some.hidden + attention
+    passed = passed + take_tokens(weight, left) * block.mlp(block.post_attention_layernorm(passed))
+    target = left.masked_fill(~some.valid, width)[..., None].expand_as(passed)
+    whole = torch.nn.functional.pad(weight * stream.hidden, (0, 0, 0, 1)).scatter(1, target, passed)[:, :width]
+    return replace(stream, hidden=add_after(stream, index, whole))
+
+
+def plain_layer(decoder: Any, index: int) -> Any:
+    """The layer, where it is attention and an MLP with one norm before each; else a `ValueError`."""
+    block = decoder.layers[index]
+    parts = {name for name, _ in block.named_children()}
+    if parts != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+        raise ValueError(
+            f"layers of {type(block).__name__} have other parts than attention, an MLP and a norm before each "
+            f"({', '.join(sorted(parts))}), so tokens cannot be weighed in them; choose a method that drops tokens"
+        )
+    return block
+
+
+def add_after(stream: Stream, index: int, hidden: Float[Tensor, "B T L"]) -> Float[Tensor, "B T L"]:
+    """What leaves a layer, with what the family adds to it there."""
+    return hidden + stream.additions[index] if index < len(stream.additions) else hidden
+
+
+def with_glimpse(stream: Stream, prompt: Prompt, method: LayerPruner) -> Stream:
+    """The sequence with the method's own token behind each prompt, still empty, where the method has one.
+
+    Nothing of the prompt hears it, and a cut takes it away. It stands where the first word of the answer will.
+    """
+    if method.glimpse(0) is None:
+        return stream
+    at = last_column(stream, prompt)[:, None] + 1  # [B, 1]
+    columns = torch.arange(stream.valid.shape[1] + 1, device=at.device)
+    order = torch.where(columns < at, columns, columns - 1)  # at its own place, that of the last prompt token
+    is_own = columns == at
+    wide = stream.take(order, stream.valid.gather(1, order) | is_own)
+    return replace(
+        wide,
+        hidden=wide.hidden.masked_fill(is_own[..., None], 0.0),
+        positions=wide.positions + is_own,
+        visual=wide.visual & ~is_own,
+        additions=tuple(addition.masked_fill(is_own[..., None], 0.0) for addition in wide.additions),
+        two_way=None if wide.two_way is None else wide.two_way & ~is_own,
+        glimpse=is_own,
+    )
+
+
+def with_glimpse_of(stream: Stream, method: LayerPruner | None, index: int) -> Float[Tensor, "B T L"]:
+    """What enters a layer: the hidden states, the method's own token with what the method adds to it there."""
+    if stream.glimpse is None or method is None:
+        return stream.hidden
+    own = method.glimpse(index)
+    return stream.hidden if own is None else stream.hidden + stream.glimpse[..., None] * own.to(stream.hidden.dtype)
 
 
 def last_column(stream: Stream, prompt: Prompt) -> Int[Tensor, " B"]:
@@ -270,15 +419,15 @@ def run_layer(
     positions: Int[Tensor, "*R B T"],
     tables: tuple[Tensor, Tensor],
     mask: Float[Tensor, "B 1 T U"] | None,
-    cache: LayerCache,
+    cache: DynamicCache | None,
 ) -> Float[Tensor, "B T L"]:
-    """One layer as it is, its keys and values put into the cache."""
+    """One layer as it is, its keys and values put into the cache where there is one."""
     out = decoder.layers[index](
         hidden,
         attention_mask=mask,
         position_ids=positions if positions.ndim == 2 else positions[0],
-        past_key_values=cache.keys_values,
-        use_cache=True,
+        past_key_values=cache,
+        use_cache=cache is not None,
         position_embeddings=tables,
     )
     return out[0] if isinstance(out, tuple) else out

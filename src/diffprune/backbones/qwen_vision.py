@@ -6,12 +6,14 @@ merger runs on kept groups alone. P counts patches over all images, group after 
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
@@ -117,7 +119,8 @@ class QwenVL(Backbone):
         rotary = tower.rotary_pos_emb(hidden, get_vision_position_ids(grid, tower.spatial_merge_size))
         whole = get_vision_cu_seqlens(grid)
         windows = self.window_order(grid)
-        turned, cuts = rotary, whole
+        turned: Any = rotary
+        cuts = whole
         undo = None
         if windows is not None:
             order, cuts = windows
@@ -125,8 +128,9 @@ class QwenVL(Backbone):
             hidden = take_groups(hidden, order, group)
             turned = tuple(take_groups(table, order, group) for table in rotary)
         outputs = {-1: hidden} if -1 in wanted else {}
+        images, parts = by_length(whole), by_length(cuts)
         for index, block in enumerate(tower.blocks):
-            hidden = block(hidden, cu_seqlens=whole if index in self.full_blocks else cuts, position_embeddings=turned)
+            hidden = run_block(block, hidden, turned, images if index in self.full_blocks else parts)
             if index in wanted:
                 outputs[index] = hidden
         if undo is not None:
@@ -177,6 +181,38 @@ class QwenVL(Backbone):
         """A row in front that counts without gaps: `generate` builds its mask from it and turns by the other three."""
         counted = (lm.attention_mask.cumsum(-1) - 1).clamp_min(0)
         return torch.cat([counted[None], lm.position_ids])
+
+
+def by_length(cuts: Int[Tensor, " cuts"]) -> list[Int[Tensor, "_ _"]]:
+    """Patches of every segment between two cuts, one row each; segments of one length share a tensor."""
+    ends: list[int] = cuts.tolist()
+    starts: dict[int, list[int]] = {}
+    for start, end in pairwise(ends):
+        if end > start:
+            starts.setdefault(end - start, []).append(start)
+    return [
+        torch.tensor(first, device=cuts.device)[:, None] + torch.arange(length, device=cuts.device)
+        for length, first in starts.items()
+    ]
+
+
+def run_block(
+    block: Any, hidden: Float[Tensor, "P W"], rotary: tuple[Tensor, Tensor], segments: Sequence[Int[Tensor, "_ _"]]
+) -> Float[Tensor, "P W"]:
+    """The block's own parts with attention inside each segment, all segments of one length at once.
+
+    The block itself calls attention once per window, thousands of times for a batch of pictures.
+    """
+    attention = block.attn
+    query, key, value = attention.qkv(block.norm1(hidden)).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
+    query, key = apply_rotary_pos_emb_vision(query, key, *rotary)  # [P, H, W / H]
+    heard = torch.empty_like(query)
+    for rows in segments:
+        q, k, v = (states[rows].transpose(1, 2) for states in (query, key, value))  # [S, H, M, W / H]
+        attended = F.scaled_dot_product_attention(q, k, v, scale=attention.scaling)
+        heard[rows] = attended.transpose(1, 2).to(heard.dtype)
+    hidden = hidden + attention.proj(heard.flatten(1))
+    return hidden + block.mlp(block.norm2(hidden))
 
 
 def take_groups(patches: Float[Tensor, "P W"], order: Int[Tensor, " groups"], group: int) -> Float[Tensor, "P W"]:

@@ -21,6 +21,9 @@ def command(
     method: Annotated[str, typer.Option(help="Method for --pruner none (diffprune methods).")] = "full",
     keep: Annotated[str | None, typer.Option(help="Tokens per picture (64) or a share (0.111).")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Length of the answer at most.")] = 64,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Compile first (static shapes, on a GPU CUDA graphs), then answer.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask a vision-language model about a picture.
@@ -29,16 +32,21 @@ def command(
     Examples:
       diffprune ask --pruner runs/llava-k64 --image a.jpg --keep 64 "What does the sign say?"
       diffprune ask --model llava-hf/llava-1.5-7b-hf --method cls_attention --image a.jpg --keep 64 "What is this?"
+      diffprune ask --pruner runs/llava-k64 --image a.jpg --fast "What does the sign say?"
     """
     from diffprune.backbones.images import open_image
     from diffprune.loading import load_vlm
 
     pictures = [open_image(path) for path in image]
     vlm = load_vlm(pruner, model=model, method=method, keep=keep)
+    extra = {}
+    if fast:
+        report = vlm.compile(image_sizes=[picture.size for picture in pictures], max_new_tokens=max_new_tokens)
+        extra["compile_seconds"] = sum(report.seconds.values())
     start = time.perf_counter()
     answer = vlm.generate(images=pictures, text=question, max_new_tokens=max_new_tokens, do_sample=False)
     seconds = time.perf_counter() - start
     if as_json:
-        print_json({"answer": answer, "keep": vlm.budget.keep, "method": vlm.method.name, "seconds": seconds})
+        print_json({"answer": answer, "keep": vlm.budget.keep, "method": vlm.method.name, "seconds": seconds, **extra})
     else:
         print(answer)

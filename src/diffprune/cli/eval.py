@@ -3,26 +3,74 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diffprune.cli import print_json, print_table, progress_bars, require_writable
 
 if TYPE_CHECKING:
-    from diffprune.evaluate.native import Gallery, Run
+    from diffprune.evaluate.native import Gallery, Run, Throttle
     from diffprune.methods.base import Pruner
     from diffprune.model import PrunedVLM
 
+THROTTLED = "-throttled"  # behind the label of a pruner that is run as in training
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A saved pruner as `--pruner` names it: `FOLDER`, `LABEL=FOLDER` or `LABEL@KEEP=FOLDER`.
+
+    Args:
+        label: What it is listed as; its method's name where left out.
+        keep: The only budget it is measured at; every one of `--keep` where left out.
+    """
+
+    folder: str
+    label: str = ""
+    keep: int | float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Given:
+        from diffprune.types import Budget
+
+        name, equals, folder = text.rpartition("=")
+        label, at, budget = name.partition("@")
+        if not folder or (equals and not label):
+            raise ValueError(f"--pruner {text!r} is no pruner; give FOLDER, LABEL=FOLDER or LABEL@KEEP=FOLDER")
+        return cls(folder, label, Budget.parse(budget).keep if at else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A saved pruner, loaded. Of one label there may be several, from trainings with other seeds."""
+
+    label: str
+    keep: int | float | None
+    seed: int
+    pruner: Pruner
+    throttle: Throttle | None = None
+
 
 def command(
-    pruner: Annotated[str, typer.Option(help="Folder of a saved pruner, or none for the base model.")] = "none",
+    pruner: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated folders of saved pruners, or none for the base model. LABEL=FOLDER lists one under "
+            "another name (the same several times: training seeds), LABEL@64=FOLDER measures it at that budget alone."
+        ),
+    ] = "none",
     model: Annotated[
         str, typer.Option(help="Base model for --pruner none: scenes-llava, scenes-nano, a folder or hub id.")
     ] = "scenes-llava",
     methods: Annotated[
-        str, typer.Option(help="Comma-separated; the saved pruner goes by its method's name, `oracle` knows the boxes.")
+        str,
+        typer.Option(
+            help="Comma-separated; saved pruners go by their label (their method's name) and come along anyway; "
+            "`oracle` knows the boxes."
+        ),
     ] = "full",
     keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "128,64,32",
     tasks: Annotated[str, typer.Option(help="scenes (all ten) or a comma-separated list.")] = "scenes",
@@ -30,6 +78,15 @@ def command(
     questions: Annotated[int, typer.Option(min=1, help="Scored questions per task.")] = 500,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds for methods that draw at random.")] = "0,1,2",
     blind: Annotated[bool, typer.Option("--blind", help="Also ask without the picture (method `blind`).")] = False,
+    throttled: Annotated[
+        bool,
+        typer.Option(
+            "--throttled", help="Also run the saved pruners as in training (LABEL-throttled): nothing dropped."
+        ),
+    ] = False,
+    versus: Annotated[
+        str, typer.Option(help="A method whose lead over each other one is given, with a paired interval.")
+    ] = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
     out: Annotated[Path | None, typer.Option(help="Results file to write; answers are kept beside it.")] = None,
@@ -45,19 +102,12 @@ def command(
     Examples:
       diffprune eval --pruner none --tasks scenes
       diffprune eval --pruner runs/llava-k64 --methods full,diffprune,random --keep 128,64,32 --out results/x.json
+      diffprune eval --pruner runs/a42,runs/a123,dedicated@64=runs/b64 --methods random --versus diffprune
     """
     import torch
 
-    from diffprune.evaluate.native import (
-        Run,
-        answer,
-        evaluate,
-        open_gallery,
-        quality_rows,
-        save_answers,
-        scenes_tasks,
-        score_run,
-    )
+    from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
+    from diffprune.evaluate.native import Run, answer, evaluate, make_sheet, open_gallery, scenes_tasks, score_run
     from diffprune.results import write_results
     from diffprune.scenes import SPLITS
     from diffprune.types import Budget
@@ -67,13 +117,16 @@ def command(
         raise ValueError(f"there is no split {split!r}; choose from {', '.join(SPLITS)}")
     budgets = list(dict.fromkeys(Budget.parse(text).keep for text in keep.split(",") if text))
     drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) or [0]
-    wanted = [name for name in dict.fromkeys(methods.split(",")) if name]
+    given = [Given.parse(text) for text in pruner.split(",") if text and text != "none"]
     if out is not None:
         require_writable(out.parent)
     where = _device(device)
     with progress_bars(quiet=as_json) as progress:
-        vlm, saved = _load(pruner, model, where)
+        vlm, saved = _load(given, model, where, throttled=throttled)
+        wanted = [name for name in dict.fromkeys([*methods.split(","), *(one.label for one in saved)]) if name]
         needs = _check_methods(wanted, saved)
+        if versus and versus not in wanted:
+            raise ValueError(f"--versus {versus!r} is not among the methods measured; choose from {', '.join(wanted)}")
         gallery = open_gallery(
             vlm, names, split=split, count=questions, needs=needs, batch_size=batch_size, progress=progress
         )
@@ -82,11 +135,8 @@ def command(
         if blind:
             said = answer(vlm, gallery, keep=1.0, blind=True, batch_size=batch_size)
             answers.append(score_run(gallery, Run(method="blind", keep=1.0, seed=0, pruner=vlm.method), said))
-    rows = quality_rows(answers, answers[0])
-    chance = {task.name: task.chance for task in gallery.tasks}
-    for row in rows:
-        if "task" in row:
-            row["chance"] = chance[row["task"]]
+    sheet = make_sheet(gallery, answers)
+    rows = quality_rows(answers, answers[0], versus=versus or None, chance=sheet.chance)
     if out is not None:
         write_results(
             out,
@@ -94,10 +144,10 @@ def command(
             rows=rows,
             commit=commit,
             device="cpu" if vlm.base.device.type == "cpu" and torch.cuda.is_available() else None,
-            seeds=drawn,
+            seeds=list(dict.fromkeys([*drawn, *(one.seed for one in saved)])),
             notes=f"{questions} scored questions a task, {split} split; the scenes tasks are stand-ins",
         )
-        save_answers(out.with_suffix(".answers.json"), gallery, answers)
+        write_sheet(answers_file(out), sheet)
     if as_json:
         print_json(rows)
         return
@@ -107,7 +157,8 @@ def command(
     )
     print_table(
         [row for row in rows if "retention" in row],
-        ["method", "keep", "retention", "retention_std", "ci95", "n_seeds", "unchanged"],
+        ["method", "keep", "retention", "retention_std", "ci95", "n_seeds", "unchanged"]
+        + (["lead", "lead_ci95"] if versus else []),
     )
     nothing = [task for task, score in answers[0].score.items() if score == 0]
     if nothing:
@@ -135,51 +186,74 @@ def _device(text: str) -> str:
     return text
 
 
-def _load(pruner: str, model: str, device: str) -> tuple[PrunedVLM, dict[str, Pruner]]:
-    """The full model, and the saved pruner's method under its name."""
+def _load(given: list[Given], model: str, device: str, *, throttled: bool) -> tuple[PrunedVLM, list[Saved]]:
+    """The full model, and the saved pruners, all on the one base they must share."""
     from diffprune.loading import load_base
     from diffprune.model import PrunedVLM
+    from diffprune.train.throttled import load_throttled, run_config
 
-    if pruner == "none":
+    if not given:
         base, processor = load_base(model)
-        return PrunedVLM(base.to(device), processor, method="full"), {}
-    loaded = PrunedVLM.from_pretrained(pruner)
-    loaded.base.to(device)
-    vlm = loaded.with_method("full")
-    return vlm, {loaded.method.name: loaded.method}
+        return PrunedVLM(base.to(device), processor, method="full"), []
+    first = PrunedVLM.from_pretrained(given[0].folder)
+    saved: list[Saved] = []
+    for one in given:
+        vlm = PrunedVLM.from_pretrained(one.folder, base=first.base, processor=first.processor)
+        rules = [(each.positions, each.backbone.keeps_newlines, each.budget_rule) for each in (first, vlm)]
+        if rules[0] != rules[1]:
+            raise ValueError(
+                f"{one.folder} was saved with other rules for positions, newlines or tiles ({rules[1]}) than "
+                f"{given[0].folder} ({rules[0]}); measure them in two runs"
+            )
+        label, run = one.label or vlm.method.name, run_config(Path(one.folder))
+        taken = [each.seed for each in saved if (each.label, each.keep) == (label, one.keep)]
+        seed = run.seed if run is not None else len(taken)
+        if seed in taken:
+            raise ValueError(f"two pruners are listed as {label!r} with seed {seed}; give them labels: LABEL=FOLDER")
+        saved.append(Saved(label, one.keep, seed, vlm.method))
+        if throttled:
+            pruner, throttle = load_throttled(Path(one.folder), vlm.method)
+            saved.append(Saved(label + THROTTLED, one.keep, seed, pruner, throttle))
+    first.base.to(device)
+    return first.with_method("full"), saved
 
 
-def _check_methods(names: list[str], saved: dict[str, Pruner]) -> frozenset[str]:
+def _check_methods(names: list[str], saved: list[Saved]) -> frozenset[str]:
     """What the methods need of the encoder; an error where one is not known or has no weights."""
     from diffprune.methods.base import NEEDS, require_weights
     from diffprune.registry import METHODS
 
-    needs: frozenset[str] = frozenset()
+    needs = frozenset[str]().union(*(one.pruner.needs for one in saved))
     for name in names:
-        if name in saved:
-            needs |= saved[name].needs & NEEDS
-        elif name != "oracle":
+        if name != "oracle" and name not in {one.label for one in saved}:
             require_weights(name)
-            needs |= METHODS.get(name).needs & NEEDS
-    return needs
+            needs |= METHODS.get(name).needs
+    return needs & NEEDS
 
 
 def _runs(
-    name: str, budgets: list[int | float], seeds: list[int], vlm: PrunedVLM, gallery: Gallery, saved: dict[str, Pruner]
+    name: str, budgets: list[int | float], seeds: list[int], vlm: PrunedVLM, gallery: Gallery, saved: list[Saved]
 ) -> list[Run]:
-    """A method at every budget; one that draws at random, with every seed."""
+    """A method at every budget; one that draws at random or was trained more than once, with every seed."""
     from diffprune.evaluate.native import Run
     from diffprune.methods.base import build_method
     from diffprune.registry import METHODS
 
     if name == "full":
         return []  # always there
-    if name == "oracle" or name in saved:
-        method = gallery.oracle() if name == "oracle" else saved[name]
-        return [Run(method=name, keep=keep, seed=0, pruner=method) for keep in budgets]
+    own = [one for one in saved if one.label == name]
+    if own:
+        return [
+            Run(name, keep, one.seed, one.pruner, one.throttle)
+            for one in own
+            for keep in (budgets if one.keep is None else [one.keep])
+        ]
+    if name == "oracle":
+        return [Run(name, keep, 0, gallery.oracle()) for keep in budgets]
     draws = "seed" in {field.name for field in dataclasses.fields(METHODS.get(name).Options)}
+    settings: list[dict[str, Any]] = [{"seed": seed} for seed in seeds] if draws else [{}]
     return [
-        Run(name, keep, seed, build_method(name, block=vlm.backbone.block, **({"seed": seed} if draws else {})))
+        Run(name, keep, options.get("seed", 0), build_method(name, block=vlm.backbone.block, **options))
         for keep in budgets
-        for seed in (seeds if draws else [0])
+        for options in settings
     ]

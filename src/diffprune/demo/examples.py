@@ -7,7 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from diffprune.evaluate import metrics
-from diffprune.evaluate.native import Answers, Gallery, choose, to_images
+from diffprune.evaluate.answers import Answers
+from diffprune.evaluate.native import Gallery, choose, to_images
 from diffprune.model import PrunedVLM
 from diffprune.scenes import pack, render
 from diffprune.scenes.tasks import Question

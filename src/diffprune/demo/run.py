@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from diffprune.demo.cost import prefill_flops
 from diffprune.demo.examples import Example, ask_larger, make_examples
 from diffprune.demo.page import render_page
 from diffprune.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Settings, Story
-from diffprune.evaluate.native import Answers, Progress, Run, evaluate, open_gallery, quality_rows
+from diffprune.evaluate.answers import Answers, quality_rows
+from diffprune.evaluate.native import Progress, Run, evaluate, open_gallery
 from diffprune.loading import load_base
+from diffprune.measure.flops import prefill_flops
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows, command_line, device_name, library_versions, source_commit

@@ -4,45 +4,52 @@ Pictures are encoded once and asked many questions; every method and budget answ
 stand-ins for the ten benchmarks, each with its benchmark's own metric.
 """
 
-import json
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.backbones.images import pixel_seed
-from diffprune.evaluate.retention import retention, retention_ci95
+from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner
 from diffprune.model import PrunedVLM
-from diffprune.results import write_text
 from diffprune.scenes import Scene, pack, render
 from diffprune.scenes.oracle import Oracle
 from diffprune.scenes.tasks import TASKS, Task, build_task
 from diffprune.types import LMInputs, VisualTokens
 
 Progress = Callable[[str, int, int], None]  # stage, how much of it is done, of how much
+PromptBatches = list[tuple[list[int], Batch]]  # places of the prompts among all, and these prompts
 
 FROM_PROMPT = frozenset({"text", "projected"})  # what is made for each prompt, not once for each picture
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One method at one budget: what chooses, and how it is listed."""
+class Throttle:
+    """How training ran a pruner at its end: see `PrunedVLM.throttle`."""
 
-    method: str
-    keep: int | float
-    seed: int
+    tau: float
+    remove_below: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Entry):
+    """One method at one budget: what chooses, and how it is listed.
+
+    With `throttle` nothing is chosen: tokens are weakened as in training, with noise drawn from each picture's pixels.
+    """
+
     pruner: Pruner
+    throttle: Throttle | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +133,14 @@ def prompt_ids(vlm: PrunedVLM, prompts: Sequence[str], *, num_visual: int) -> tu
     )
 
 
-def encode_scenes(vlm: PrunedVLM, scenes: Sequence[Scene], needs: frozenset[str] = frozenset()) -> VisualTokens:
-    """Visual tokens of scenes, drawn where the model runs; pixels are those the processor would give."""
+def encode_scenes(
+    vlm: PrunedVLM, scenes: Sequence[Scene], needs: frozenset[str] = frozenset(), *, seeds: bool = True
+) -> VisualTokens:
+    """Visual tokens of scenes, drawn where the model runs; pixels are those the processor would give.
+
+    Args:
+        seeds: Also the number made from each picture's pixels, for which these are brought to the CPU.
+    """
     device = vlm.base.get_input_embeddings().weight.device
     pixels = render(pack(scenes), device)
     assert isinstance(pixels, Tensor)
@@ -135,9 +148,10 @@ def encode_scenes(vlm: PrunedVLM, scenes: Sequence[Scene], needs: frozenset[str]
         features={"pixel_values": normalise(vlm.processor, pixels).to(vlm.base.dtype)},
         row_of_image=tuple(range(len(scenes))),
         sizes=((pixels.shape[-1], pixels.shape[-2]),) * len(scenes),
-        seeds=tuple(pixel_seed(image) for image in to_images(pixels)),
+        seeds=tuple(pixel_seed(image) for image in to_images(pixels)) if seeds else (),
     )
-    return vlm.backbone.encode(batch, needs)
+    tokens = vlm.backbone.encode(batch, needs)
+    return tokens if seeds else replace(tokens, seeds=None)
 
 
 def to_images(pixels: UInt8[Tensor, "B 3 H W"]) -> list[Image.Image]:
@@ -158,16 +172,18 @@ def normalise(processor: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor,
 def join(chunks: Sequence[VisualTokens]) -> VisualTokens:
     """Several batches of equally many tokens as one."""
     first = chunks[0]
-    tensors = {
-        name: torch.cat([getattr(chunk, name) for chunk in chunks])
-        for name in ("x", "mask", "boxes", "cls_attention", "keys", "coords", "segment", "slots")
-        if getattr(first, name) is not None
+    changes: dict[str, Any] = {
+        item.name: torch.cat([getattr(chunk, item.name) for chunk in chunks])
+        for item in fields(VisualTokens)
+        if isinstance(getattr(first, item.name), Tensor)
     }
+    if all(chunk.is_full for chunk in chunks):
+        changes["made_mask"] = changes["mask"]
     return replace(
         first,
         grid=tuple(pair for chunk in chunks for pair in chunk.grid),
         seeds=tuple(seed for chunk in chunks for seed in chunk.seeds or ()),
-        **tensors,
+        **changes,
     )
 
 
@@ -181,29 +197,27 @@ def answer(
     *,
     keep: int | float,
     blind: bool = False,
+    throttle: Throttle | None = None,
     batch_size: int = 64,
+    batches: PromptBatches | None = None,
     max_new_tokens: int = 8,
     progress: Progress | None = None,
 ) -> list[str]:
-    """The model's answer to every prompt with `keep` tokens of its picture, or with no picture at all."""
-    backbone, device = vlm.backbone, gallery.tokens.x.device
-    ids = prompt_ids(vlm, gallery.prompts, num_visual=0) if blind else gallery.ids
-    chosen = None if blind else choose(vlm, gallery.tokens, keep=keep, batch_size=batch_size)
-    order = sorted(range(len(ids)), key=lambda index: len(ids[index]))  # prompts of like length share a batch
-    answers = [""] * len(ids)
-    for start in range(0, len(order), batch_size):
-        asked = order[start : start + batch_size]
-        padded = pad_sequence(
-            [torch.tensor(ids[i]) for i in asked], batch_first=True, padding_value=-1, padding_side="left"
-        )
-        features = {
-            "input_ids": padded.masked_fill(padded < 0, backbone.pad_id),
-            "attention_mask": (padded >= 0).long(),
-        }
-        batch = Batch(
-            features={key: value.to(device) for key, value in features.items()},
-            row_of_image=() if blind else tuple(range(len(asked))),
-        )
+    """The model's answer to every prompt with `keep` tokens of its picture, or with no picture at all.
+
+    With `throttle` the tokens are weakened as in training instead of dropped. `batches` are the gallery's prompts as
+    `prompt_batches` gives them, for who asks them many times.
+    """
+    backbone = vlm.backbone
+    if blind:
+        ids = prompt_ids(vlm, gallery.prompts, num_visual=0)
+        batches = prompt_batches(ids, batch_size, pad_id=backbone.pad_id, device=gallery.tokens.x.device, images=False)
+    elif batches is None:
+        batches = prompt_batches(gallery.ids, batch_size, pad_id=backbone.pad_id, device=gallery.tokens.x.device)
+    chosen = None if blind or throttle else choose(vlm, gallery.tokens, keep=keep, batch_size=batch_size)
+    answers = [""] * len(gallery.prompts)
+    done = 0
+    for asked, batch in batches:
         if blind:
             new = _generate(vlm, backbone.splice(batch, None, None, None), max_new_tokens)
         else:
@@ -213,12 +227,33 @@ def answer(
                 new = _generate(vlm, vlm.splice_kept(batch, tokens, chosen[pictures]), max_new_tokens)
             else:
                 tokens = with_needs(backbone, batch, tokens, vlm.method.needs & FROM_PROMPT)
-                new = _generate_by_prompt(vlm, batch, tokens, keep, max_new_tokens)
+                if throttle is not None:
+                    new = _generate(vlm, weaken(vlm, batch, tokens, keep, throttle), max_new_tokens)
+                else:
+                    new = _generate_by_prompt(vlm, batch, tokens, keep, max_new_tokens)
         for index, text in zip(asked, backbone.tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
             answers[index] = text.strip()
+        done += len(asked)
         if progress:
-            progress("answer", start + len(asked), len(order))
+            progress("answer", done, len(answers))
     return answers
+
+
+def prompt_batches(
+    ids: Sequence[Sequence[int]], batch_size: int, *, pad_id: int, device: torch.device, images: bool = True
+) -> PromptBatches:
+    """Prompts in batches of like length, left-padded, each with the places of its prompts among all."""
+    order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+    batches = []
+    for start in range(0, len(order), batch_size):
+        asked = order[start : start + batch_size]
+        padded = pad_sequence(
+            [torch.tensor(ids[i]) for i in asked], batch_first=True, padding_value=-1, padding_side="left"
+        )
+        features = {"input_ids": padded.masked_fill(padded < 0, pad_id), "attention_mask": (padded >= 0).long()}
+        moved = {key: value.to(device) for key, value in features.items()}
+        batches.append((asked, Batch(features=moved, row_of_image=tuple(range(len(asked))) if images else ())))
+    return batches
 
 
 def choose(
@@ -233,8 +268,18 @@ def choose(
         return None
     rows = range(len(tokens))
     parts = [tokens.take(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
-    kept = [row for part in parts for row in vlm.rule.select(part, vlm._counts(part, keep))]
-    return pad_sequence(kept, batch_first=True, padding_value=-1)
+    kept = [vlm.rule.select(part, vlm._counts(part, keep)) for part in parts]
+    width = max(part.shape[1] for part in kept)
+    return torch.cat([F.pad(part, (0, width - part.shape[1]), value=-1) for part in kept])
+
+
+def weaken(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, keep: int | float, throttle: Throttle) -> LMInputs:
+    """What the language model was given in training; a picture's noise follows from its pixels alone."""
+    assert tokens.seeds is not None
+    noise = [torch.Generator(tokens.x.device).manual_seed(seed) for seed in tokens.seeds]
+    return vlm.throttle(
+        batch, tokens, tau=throttle.tau, keep=keep, generator=noise, remove_below=throttle.remove_below
+    )[0]
 
 
 def _generate(vlm: PrunedVLM, lm: LMInputs, max_new_tokens: int) -> Int[Tensor, "B T"]:
@@ -254,21 +299,6 @@ def _generate_by_prompt(
 
 
 # Scores --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """One run's answers, scored: by task the score, its own unit and the values of the scored questions.
-
-    `seconds` is the time the answers took, the encoding of the pictures aside.
-    """
-
-    run: Run
-    said: list[str]
-    score: dict[str, float]
-    raw: dict[str, float]
-    units: dict[str, list[float]]
-    seconds: float = 0.0
 
 
 def score_run(gallery: Gallery, run: Run, said: list[str], *, seconds: float = 0.0) -> Answers:
@@ -297,6 +327,7 @@ def evaluate(
     assert vlm.method.name == "full", "answers are compared with the full model's"
     all_runs = [Run(method="full", keep=1.0, seed=0, pruner=vlm.method), *runs]
     done: list[Answers] = []
+    batches = prompt_batches(gallery.ids, batch_size, pad_id=vlm.backbone.pad_id, device=gallery.tokens.x.device)
     for run in all_runs:
         pruned = vlm.with_method(run.pruner, keep=run.keep)
 
@@ -305,66 +336,24 @@ def evaluate(
                 progress(stage, len(done) * total + count, len(all_runs) * total)
 
         start = time.perf_counter()
-        said = answer(pruned, gallery, keep=run.keep, batch_size=batch_size, progress=told)
+        said = answer(
+            pruned,
+            gallery,
+            keep=run.keep,
+            throttle=run.throttle,
+            batch_size=batch_size,
+            batches=batches,
+            progress=told,
+        )
         done.append(score_run(gallery, run, said, seconds=time.perf_counter() - start))
     return done
 
 
-def quality_rows(answers: Sequence[Answers], full: Answers) -> list[dict[str, Any]]:
-    """A row per method, budget, seed and task, then a summary row per method and budget.
-
-    A task on which the full model has nothing right cannot say what is left of it: it is not in the summary.
-    """
-    rows: list[dict[str, Any]] = [
-        {
-            "method": one.run.method,
-            "keep": one.run.keep,
-            "seed": one.run.seed,
-            "task": task,
-            "score": one.score[task],
-            "score_raw": one.raw[task],
-            "full_score": full.score[task],
-        }
-        for one in answers
-        for task in one.score
-    ]
-    groups: dict[tuple[str, int | float], list[Answers]] = {}
-    for one in answers:
-        groups.setdefault((one.run.method, one.run.keep), []).append(one)
-    measured = [task for task, score in full.score.items() if score > 0]
-    if not measured:
-        return rows
-    reference = {task: full.score[task] for task in measured}
-    for (method, keep), same in groups.items():
-        retained = [retention({task: one.score[task] for task in measured}, reference) for one in same]
-        units = {
-            task: [statistics.fmean(values) for values in zip(*(one.units[task] for one in same), strict=True)]
-            for task in measured
-        }
-        equal = [a == b for one in same for a, b in zip(one.said, full.said, strict=True)]
-        rows.append(
-            {
-                "method": method,
-                "keep": keep,
-                "retention": statistics.fmean(retained),
-                "retention_std": statistics.stdev(retained) if len(retained) > 1 else 0.0,
-                "ci95": list(retention_ci95(units, {task: full.units[task] for task in measured})),
-                "n_seeds": len(same),
-                "unchanged": statistics.fmean(equal),
-            }
-        )
-    return rows
-
-
-def save_answers(path: Path, gallery: Gallery, answers: Sequence[Answers]) -> None:
-    """Every answer beside its question, so that differences can be looked at and tested."""
+def make_sheet(gallery: Gallery, answers: Sequence[Answers]) -> Sheet:
+    """The gallery's questions with what every run said to them."""
     questions = [
         {"id": question.id, "task": task.name, "prompt": question.prompt, "answer": question.answer}
         for task in gallery.tasks
         for question in task.questions
     ]
-    said = [
-        {"method": one.run.method, "keep": one.run.keep, "seed": one.run.seed, "said": one.said, "units": one.units}
-        for one in answers
-    ]
-    write_text(path, json.dumps({"questions": questions, "runs": said}))
+    return Sheet(questions, {task.name: task.chance for task in gallery.tasks}, list(answers))

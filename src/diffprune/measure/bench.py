@@ -19,12 +19,16 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
+from diffprune.measure.probes import load_subject, picture, with_method
+from diffprune.measure.timing import time_ms
+from diffprune.model import PrunedVLM
 from diffprune.nn import Block, BlockSpec, DiagonalBlock
 from diffprune.ops import soft_topk
 from diffprune.results import write_results
 
 NOTES = (
-    "Medians of runs taken in turns, forward and backward. ratio = reference_ms / ours_ms: above 1 ours is quicker. "
+    "Medians of runs taken in turns; operators forward and backward. ratio = reference_ms / ours_ms: above 1 ours is "
+    "quicker. "
     "Where the reference is torch.sort (forward, the least a closed form needs) ratio = ours_ms / reference_ms."
 )
 
@@ -82,12 +86,40 @@ def diagonal_benchmark(batch: int, num_tokens: int, width: int, device: str) -> 
     )
 
 
+def ask_benchmark(device: str, *, backbone: str = "scenes-llava", keep: int = 64, new_tokens: int = 8) -> Benchmark:
+    """One question about one picture, answered with `keep` of the visual tokens, against all of them.
+
+    Everything is in it: pixels prepared, the tower, the scorer (random weights: its choice does not matter here, its
+    time does), the language model and an answer of fixed length.
+    """
+    full = load_subject(backbone, random_weights=False, tiny=False, device=device, dtype=torch.float32)
+    pruned = with_method(full, "diffprune", keep=keep, dtype=torch.float32)
+    image = picture(0, (192, 192))
+
+    def ask(vlm: PrunedVLM) -> object:
+        return vlm.generate(
+            [image],
+            "What is in the picture?",
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+            return_ids=True,
+        )
+
+    return Benchmark(
+        name=f"ask {backbone}, {keep} tokens against all, {new_tokens} new",
+        ours=lambda: ask(pruned),
+        reference=lambda: ask(full),
+    )
+
+
 def benchmarks(device: str) -> Iterator[Benchmark]:
     """Every benchmark, made just before it is run."""
     yield soft_topk_benchmark(64, 576, 64, device)
     yield soft_topk_benchmark(8, 2880, 320, device)
     yield sort_benchmark(1_000_000, device)
     yield diagonal_benchmark(1, 576, 1024, device)
+    yield ask_benchmark(device)
 
 
 # --- references -------------------------------------------------------------------------------------------------------
@@ -141,21 +173,6 @@ def masked_block(block: Block, x: Float[Tensor, "B N D"], mask: Bool[Tensor, "N 
 
 
 # --- timing -----------------------------------------------------------------------------------------------------------
-
-
-def time_ms(call: Callable[[], object], device: str) -> float:
-    """Milliseconds of one call: between events on a GPU, by the clock on a CPU."""
-    if device == "cpu":
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e3
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    first.record()
-    call()
-    last.record()
-    torch.cuda.synchronize()
-    return first.elapsed_time(last)
 
 
 def run(benchmark: Benchmark, device: str, seconds: float) -> dict[str, Any]:

@@ -20,156 +20,17 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffprune.backbones.base import Batch
+from diffprune.measure.shapes import SHAPES, build
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results
 
 SHARD_BYTES = 4 * 2**30
 
 
-def byte_tokenizer(image_token: str, *extra: str) -> Any:
-    """Every byte is one token: enough to run a model whose weights are random."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    specials = ["<pad>", "<s>", "</s>", image_token, *extra]
-    vocabulary = {token: index for index, token in enumerate(specials)}
-    for character in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocabulary[character] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        padding_side="left",
-        model_max_length=4096,
-        extra_special_tokens={"image_token": image_token},
-    )
-    fast.add_tokens(list(extra), special_tokens=True)  # else they are split into bytes
-    return fast
-
-
-def chat(image: str) -> str:
-    """USER: <image>\\nquestion ASSISTANT:"""
-    return (
-        "{% for m in messages %}USER: {% for c in m['content'] %}{% if c['type'] == 'image' %}" + image + "\n"
-        "{% elif c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %} ASSISTANT:"
-    )
-
-
-def llava(tiny: bool) -> tuple[Any, Any]:
-    """Configuration and processor of LLaVA-1.5-7B."""
-    from transformers import CLIPImageProcessorPil, CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaProcessor
-
-    tokenizer = byte_tokenizer("<image>")
-    image_id = tokenizer.convert_tokens_to_ids("<image>")
-    ids: dict[str, Any] = dict(
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id
-    )
-    small_text: dict[str, Any] = dict(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, vocab_size=300
-    )
-    small_vision: dict[str, Any] = dict(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4
-    )
-    large_text: dict[str, Any] = dict(vocab_size=32064)
-    text = LlamaConfig(**(small_text if tiny else large_text), max_position_embeddings=4096, **ids)
-    large_vision: dict[str, Any] = dict(
-        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16
-    )
-    sizes = small_vision if tiny else large_vision
-    vision = CLIPVisionConfig(**sizes, image_size=336, patch_size=14, projection_dim=768)
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=image_id, image_seq_length=576)
-    processor = LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}),
-        tokenizer=tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=chat("<image>"),
-    )
-    return config, processor
-
-
-def qwen(tiny: bool) -> tuple[Any, Any]:
-    """Configuration and processor of Qwen2.5-VL-7B."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil, Qwen2VLVideoProcessor
-
-    tokenizer = byte_tokenizer("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
-    ids = tokenizer.convert_tokens_to_ids
-    small = dict(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=300,
-    )
-    large = dict(
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        vocab_size=152064,
-    )
-    sections = [2, 3, 3] if tiny else [16, 24, 24]
-    text = dict(
-        small if tiny else large,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections},
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        use_sliding_window=False,
-    )
-    vision = dict(patch_size=14, spatial_merge_size=2, temporal_patch_size=2, window_size=112)
-    if tiny:
-        vision |= dict(
-            depth=3, hidden_size=64, intermediate_size=128, num_heads=4, out_hidden_size=64, fullatt_block_indexes=[2]
-        )
-    else:
-        vision |= dict(
-            depth=32,
-            hidden_size=1280,
-            intermediate_size=3420,
-            num_heads=16,
-            out_hidden_size=3584,
-            fullatt_block_indexes=[7, 15, 23, 31],
-        )
-    config = Qwen2_5_VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
-    )
-    sizes = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16384 * 28 * 28}
-    images = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2, size=sizes)
-    processor = Qwen2_5_VLProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        video_processor=Qwen2VLVideoProcessor(),
-        chat_template=chat("<|vision_start|><|image_pad|><|vision_end|>"),
-    )
-    return config, processor
-
-
-MODELS = {"llava-1.5-7b": (llava, 64), "qwen2.5-vl-7b": (qwen, 0.1111)}
-
-
-def build(config: Any, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    """A model of that configuration with the random weights it starts with."""
-    from transformers import AutoModelForImageTextToText
-
-    torch.manual_seed(seed)
-    with torch.device(device):
-        return AutoModelForImageTextToText.from_config(config, dtype=dtype)
+MODELS = {"llava-1.5-7b": (SHAPES["llava-1.5-7b"], 64), "qwen2.5-vl-7b": (SHAPES["qwen2.5-vl-7b"], 0.1111)}
 
 
 def hub_name(key: str, model_type: str) -> str:

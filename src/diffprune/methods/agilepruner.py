@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Pruner
-from diffprune.methods.similarity import cls_attention, cosine, descending, raster, walk
-from diffprune.ops.hard_topk import check_inputs
+from diffprune.methods.base import Card, Counts, Pruner
+from diffprune.methods.similarity import cls_attention, descending, raster, walk
+from diffprune.nn.blocks import zero_padding
+from diffprune.ops import cosine_matrix
+from diffprune.ops.hard_topk import check_inputs, per_row, widest
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -53,7 +55,7 @@ class AgilePruner(Pruner):
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
     Options: ClassVar[type] = AgilePrunerOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         attention, mask = cls_attention(tokens, "agilepruner"), tokens.mask
         check_inputs(attention, k, mask)
         order = descending(attention, mask)
@@ -61,12 +63,14 @@ class AgilePruner(Pruner):
         growth = self._growth(tokens)[:, None]  # [B, 1]
         ceiling = self.options.max_distance
         rows = torch.arange(len(order), device=order.device)[:, None, None]
-        visited = cosine(tokens.x.float(), mask)[rows, order[:, :, None], order[:, None, :]]
+        visited = cosine_matrix(zero_padding(tokens.x.float(), tokens.padding_mask))[
+            rows, order[:, :, None], order[:, None, :]
+        ]
         alive = walk(visited, real, lambda number: 1 - (number * growth).clamp(max=ceiling).float())
         # Survivors in order, then the struck-out in order.
         queue = order.gather(-1, ((~alive).byte() + (~real).byte()).sort(dim=-1, stable=True).indices)
-        kept = torch.arange(queue.shape[-1], device=queue.device) < k[:, None]
-        return raster(queue.masked_fill(~kept, -1))[:, : int(k.max()) if len(k) else 0]
+        kept = torch.arange(queue.shape[-1], device=queue.device) < per_row(k, queue, torch.int64)
+        return raster(queue.masked_fill(~kept, -1))[:, : widest(k)]
 
     def _growth(self, tokens: VisualTokens) -> Float[Tensor, " B"]:
         """What each kept token adds to the threshold."""

@@ -1,14 +1,14 @@
 """Average tokens over K cells of the image: the control that selects nothing."""
 
 import math
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from diffprune.methods.base import Card, Merged, MergingPruner
+from diffprune.methods.base import Card, Counts, Merged, MergingPruner
 from diffprune.ops.hard_topk import check_inputs
 from diffprune.registry import METHODS
 from diffprune.types import Grid, VisualTokens
@@ -23,7 +23,7 @@ class AveragePool(MergingPruner):
 
     card = Card(idea="averages the tokens of K cells that tile the image")
 
-    def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
         cell, places = cells_of(tokens, k, "average_pool")
         real = tokens.mask[..., None]
         x = torch.where(real, tokens.x, 0).float()
@@ -32,25 +32,51 @@ class AveragePool(MergingPruner):
         return Merged((member.float().transpose(1, 2) @ x / counts).to(tokens.x.dtype), places)
 
 
-def cells_of(tokens: VisualTokens, k: Int[Tensor, " B"], method: str) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B K"]]:
+def cells_of(tokens: VisualTokens, k: Counts, method: str) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B K"]]:
     """The cell of each token (-1 for padding), and the token in the middle of each of a row's k cells (then -1)."""
+    check_inputs(tokens.mask.float(), k, tokens.mask)
+    device = tokens.x.device
+    plans = [cell_table(grid, count, device) for grid, count in grids_and_counts(tokens, k, method)]
+    cell, middle = (pad_sequence(list(part), batch_first=True, padding_value=-1) for part in zip(*plans, strict=True))
+    return at_real(cell, tokens), real_index(middle, tokens)
+
+
+def grids_and_counts(tokens: VisualTokens, k: Counts, method: str) -> list[tuple[Grid, int]]:
+    """Of each image the grid of its real tokens, one row of them where they are no full grid, and its budget."""
     if not tokens.grid:
         raise ValueError(f"{method} needs VisualTokens.grid, which is empty; give (rows, columns)")
-    check_inputs(tokens.mask.float(), k, tokens.mask)
-    cell = torch.full(tokens.mask.shape, -1, dtype=torch.int64)
-    places = []
-    for row, count in enumerate(k.tolist()):
-        real = tokens.mask[row].cpu().nonzero()[:, 0]
-        rows, columns = tokens.grid[row]
-        grid = (rows, columns) if rows * columns == len(real) else (1, len(real))
-        own, middle = split_grid(grid, count)
-        cell[row, real] = torch.tensor(own, dtype=torch.int64)
-        places.append(real[torch.tensor(middle, dtype=torch.int64)])
-    device = tokens.x.device
-    return cell.to(device), pad_sequence(places, batch_first=True, padding_value=-1).to(device)
+    counts = [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
+    budgets = [k] * len(tokens) if isinstance(k, int) else k.tolist()
+    grids = [
+        (rows, columns) if rows * columns == real else (1, real)
+        for (rows, columns), real in zip(tokens.grid, counts, strict=True)
+    ]
+    return list(zip(grids, budgets, strict=True))
 
 
-@cache  # pictures of one size are many
+def at_real(values: Int[Tensor, "B M"], tokens: VisualTokens) -> Int[Tensor, "B N"]:
+    """Each row's values at its real tokens, in order; -1 at padding."""
+    if tokens.is_full:
+        return values
+    place = (tokens.mask.cumsum(-1) - 1).clamp(min=0)
+    return values.gather(-1, place).masked_fill(~tokens.mask, -1)
+
+
+def real_index(places: Int[Tensor, "B K"], tokens: VisualTokens) -> Int[Tensor, "B K"]:
+    """The index of each row's n-th real token for every n in `places`; -1 stays."""
+    if tokens.is_full:
+        return places
+    order = (~tokens.mask).byte().sort(dim=-1, stable=True).indices
+    return torch.where(places >= 0, order.gather(-1, places.clamp(min=0)), -1)
+
+
+@lru_cache(maxsize=64)  # pictures of one size are many
+def cell_table(grid: Grid, count: int, device: torch.device) -> tuple[Int[Tensor, " n"], Int[Tensor, " k"]]:
+    """`split_grid` as tensors."""
+    own, middle = split_grid(grid, count)
+    return torch.tensor(own, dtype=torch.int64, device=device), torch.tensor(middle, dtype=torch.int64, device=device)
+
+
 def split_grid(grid: Grid, count: int) -> tuple[list[int], list[int]]:
     """The cell of each token of the grid, and the token in the middle of each of `count` cells, ascending.
 
@@ -59,7 +85,7 @@ def split_grid(grid: Grid, count: int) -> tuple[list[int], list[int]]:
     128 is 8 x 16, 32 is 4 x 8), else the one with the squarest cells; the first bands then have a column more.
     """
     if count == 0:
-        return [], []
+        return [-1] * (grid[0] * grid[1]), []
     rows, columns = grid
 
     def stretch(bands: int) -> float:

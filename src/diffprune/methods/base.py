@@ -5,12 +5,15 @@ Pruner             select(tokens, k) -> keep [B, K]
     TrainablePruner  restrict(tokens, k, tau) -> weakened tokens [B, N, D], for training
   MergingPruner    reduce(tokens, k) -> new tokens [B, K, D] and their positions [B, K]
   LayerPruner      select_at(state, k) -> keep [B, K], inside the language model
+    TrainableLayerPruner  decide(state, k, tau) -> how much of each token is still heard, for training
+  SelfTaughtPruner   own_loss(tokens, k) -> what it learns from pictures alone, without the language model
 """
 
 import dataclasses
 import difflib
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,13 +24,15 @@ from torch import Tensor, nn
 from diffprune.methods.layer_budget import layer_average
 from diffprune.methods.llm_attention import Reader, at_columns
 from diffprune.nn import BlockSpec
-from diffprune.ops import hard_topk
+from diffprune.nn.language import LanguageSpec
+from diffprune.ops import hard_topk, take_tokens
+from diffprune.ops.noise import Generators
 from diffprune.registry import METHODS
-from diffprune.types import VisualTokens
+from diffprune.types import Origin, VisualTokens
 
 NEEDS = frozenset({"text", "cls_attention", "keys", "projected", "llm_attention"})
 
-Generators = torch.Generator | Sequence[torch.Generator] | None
+Counts = int | Int[Tensor, " B"]  # tokens to keep: of each image its own, or of all the same, known without the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,13 @@ class NoOptions:
     """A method without knobs."""
 
 
+class Choice(NamedTuple):
+    """What stays, and the score of every token where the method has a ranking."""
+
+    keep: Int[Tensor, "B K"]
+    logits: Float[Tensor, "B N"] | None = None
+
+
 class Pruner(nn.Module, ABC):
     """Decides which visual tokens stay.
 
@@ -69,6 +81,7 @@ class Pruner(nn.Module, ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     place: ClassVar[str] = "before the LLM"
     trained: ClassVar[bool] = False
+    learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data can tell them
     Options: ClassVar[type] = NoOptions
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
@@ -77,40 +90,16 @@ class Pruner(nn.Module, ABC):
         self.block = block
 
     @abstractmethod
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        """Indices of the tokens that stay: ascending, never padding, -1 at the end of rows that keep fewer."""
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        """Indices of the tokens that stay: ascending, never padding, -1 at the end of rows that keep fewer.
 
+        A tensor of counts has to be read, which waits for its device. With an int, and tokens that were given no mask,
+        every shape is known beforehand.
+        """
 
-class ScoringPruner(Pruner):
-    """Ranks tokens and keeps the first K."""
-
-    @abstractmethod
-    def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
-        """One logit per token, larger is more worth keeping; padding may hold anything finite."""
-
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        return hard_topk(self.score(tokens), k, mask=tokens.mask)
-
-
-class Restricted(NamedTuple):
-    """What a training step runs: weakened tokens, and the weights that weakened them."""
-
-    x: Float[Tensor, "B N D"]
-    alpha: Float[Tensor, "B N"]
-    logits: Float[Tensor, "B N"]
-    penalty: Float[Tensor, ""] | None = None  # added to the loss, where a method needs more than the model's own
-
-
-class TrainablePruner(ScoringPruner):
-    """Learns its ranking by weakening tokens during training. Parameters named `throttle_*` never leave training."""
-
-    trained: ClassVar[bool] = True
-
-    @abstractmethod
-    def restrict(
-        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
-    ) -> Restricted:
-        """All N tokens, each weakened by its weight; one generator per image makes a row independent of its batch."""
+    def choose(self, tokens: VisualTokens, k: Counts) -> Choice:
+        """What `select` gives, with the scores it went by."""
+        return Choice(self.select(tokens, k))
 
     def parameter_counts(self) -> dict[str, int]:
         """Parameters that are deployed, all there are, and those that learn."""
@@ -120,6 +109,77 @@ class TrainablePruner(ScoringPruner):
             "all": sum(size for _, size, _ in sizes),
             "trainable": sum(size for _, size, learns in sizes if learns),
         }
+
+
+class ScoringPruner(Pruner):
+    """Ranks tokens and keeps the first K."""
+
+    @abstractmethod
+    def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
+        """One logit per token, larger is more worth keeping; padding may hold anything finite."""
+
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        return self.choose(tokens, k).keep
+
+    def choose(self, tokens: VisualTokens, k: Counts) -> Choice:
+        logits = self.score(tokens)
+        return Choice(hard_topk(logits, k, mask=tokens.padding_mask), logits)
+
+
+class Distillation(NamedTuple):
+    """How much a training step is held to what the unpruned model says, beside the answers themselves.
+
+    Args:
+        answers: Weight of the divergence from its next-token distribution, mean over answer tokens.
+        tokens: Weight of the squared distance of the kept visual tokens' last hidden states from its own.
+    """
+
+    answers: float
+    tokens: float
+
+
+class Restricted(NamedTuple):
+    """What a training step runs: weakened tokens, and the weights that weakened them.
+
+    Where `heard` is given, the tokens are as they were and the language model's attention is weakened instead.
+    """
+
+    x: Float[Tensor, "B N D"]
+    alpha: Float[Tensor, "B N"]
+    logits: Float[Tensor, "B N"]
+    penalty: Float[Tensor, ""] | None = None  # added to the loss, where a method needs more than the model's own
+    heard: Float[Tensor, "B N"] | None = None
+    distillation: Distillation | None = None
+
+
+class TrainablePruner(ScoringPruner):
+    """Learns its ranking by weakening tokens during training. Parameters named `throttle_*` never leave training."""
+
+    trained: ClassVar[bool] = True
+    # Whether the weights of a training step sum to K; else a penalty holds them near it.
+    exact_in_training: bool = True
+
+    @abstractmethod
+    def restrict(
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
+    ) -> Restricted:
+        """All N tokens, each weakened by its weight; one generator per image makes a row independent of its batch."""
+
+
+class SelfTaughtPruner(Pruner):
+    """Learns from pictures alone: neither answers nor the language model have a part in its loss."""
+
+    trained: ClassVar[bool] = True
+
+    @abstractmethod
+    def start_training(self) -> None:
+        """Make what exists for training only, under names that start with `throttle_`; called once, before a run."""
+
+    @abstractmethod
+    def own_loss(
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, generator: Generators = None
+    ) -> Float[Tensor, ""]:
+        """Mean over the images; one generator per image makes a row independent of its batch."""
 
 
 class Merged(NamedTuple):
@@ -133,9 +193,9 @@ class MergingPruner(Pruner):
     """Makes K new tokens out of N instead of choosing K of them."""
 
     @abstractmethod
-    def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged: ...
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged: ...
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         return self.reduce(tokens, k).positions
 
 
@@ -147,11 +207,13 @@ class Prompt:
         embeds: Text and projected visual tokens.
         visual: True where a visual token stands.
         instruction: True at the text behind the last picture, answers excluded; at the last column where there is none.
+        origin: Where the visual tokens come from, with what the encoder gave for them.
     """
 
     embeds: Float[Tensor, "B P L"]
     visual: Bool[Tensor, "B P"]
     instruction: Bool[Tensor, "B P"]
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +228,12 @@ class LayerState:
         hidden: What is about to enter it.
         attention_mask: True where a column is real.
         visual: For each prompt the columns where visual tokens still stand, ascending, -1 for padding.
-        last: Column of the last instruction token, from which the answer goes on. Left out: the last real column.
+        last: Column of the last instruction token, from which the answer goes on; of the method's own token
+            (`LayerPruner.glimpse`) where it has one. Left out: the last real column.
         source: Column of `prompt` each column comes from.
         prompt: What the first layer was given.
         reader: Of the layers beside the cut.
+        heard: In training, how much of each visual token is still heard after the cuts before. Left out: all of it.
     """
 
     layer: int
@@ -180,6 +244,7 @@ class LayerState:
     source: Int[Tensor, "B T"] | None = None
     prompt: Prompt | None = None
     reader: Reader | None = None
+    heard: Float[Tensor, "B M"] | None = None
 
     def __post_init__(self) -> None:
         if self.last is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -205,6 +270,24 @@ class LayerState:
         """Attention each visual token gets from the last instruction token, mean over heads."""
         row = self.attention(self.last[:, None], layer).mean(1)[:, 0]  # [B, T]
         return at_columns(row, self.visual)
+
+    def mean_logits(self, rows: Int[Tensor, "B R"], layer: int | None = None) -> Float[Tensor, "B T"]:
+        """What the query columns `rows` (-1: none) score every column before the softmax, mean over them and heads."""
+        return self._reader.mean_logits(rows, self.layer - 1 if layer is None else layer)
+
+    @property
+    def tokens(self) -> Float[Tensor, "B M L"]:
+        """Hidden states of the visual tokens, 0 at padding."""
+        return take_tokens(self.hidden, self.visual)
+
+    @property
+    def origin(self) -> Origin:
+        """The images' tokens, and for each visual token that is left the one it was (-1: padding)."""
+        whole = self._prompt.origin
+        if whole is None or self.source is None:
+            raise ValueError("the state does not say where its tokens come from; let PrunedVLM.generate make it")
+        columns = whole.index.gather(1, self.source).gather(1, self.visual.clamp_min(0))
+        return Origin(tokens=whole.tokens, index=columns.masked_fill(self.visual < 0, -1))
 
     def keys(self, layer: int | None = None) -> Float[Tensor, "B H T E"]:
         """Rotated keys of the layer that just ran, or of `layer`, one set per key-value head."""
@@ -243,10 +326,37 @@ class Cut(NamedTuple):
     hidden: Float[Tensor, "B K L"] | None = None
 
 
+class Route(NamedTuple):
+    """Who goes through one layer; the others skip it and are there again for the next.
+
+    Args:
+        keep: Indices into `LayerState.visual` of those that go through it.
+        weight: Of every visual token: of the layer's MLP for those that go through it, of what they are for the others.
+    """
+
+    keep: Int[Tensor, "B K"]
+    weight: Float[Tensor, "B M"]
+
+
+class Decision(NamedTuple):
+    """What a training step makes of a cut: nothing is dropped, but what would be is no longer heard.
+
+    Args:
+        heard: How much of each visual token the others hear from here on, from 0 to 1.
+        logits: The scores behind it.
+        penalty: Added to the loss.
+    """
+
+    heard: Float[Tensor, "B M"]
+    logits: Float[Tensor, "B M"]
+    penalty: Float[Tensor, ""] | None = None
+
+
 class LayerPruner(Pruner):
     """Drops tokens between decoder layers; every layer keeps a cache of the tokens it saw."""
 
     place: ClassVar[str] = "inside the LLM"
+    prunes_earlier: ClassVar[bool] = False  # a cut also takes the dropped tokens out of the caches of the layers before
 
     @abstractmethod
     def stages(self, num_layers: int, num_visual: int, keep: int) -> dict[int, int]:
@@ -256,8 +366,14 @@ class LayerPruner(Pruner):
         """
 
     @abstractmethod
-    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"] | Cut:
-        """Indices into `state.visual` of the tokens that stay in each prompt; a `Cut` where some change."""
+    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"] | Cut | Route:
+        """Indices into `state.visual` of the tokens that stay in each prompt; a `Cut` where some change, a `Route`
+        where those that do not go through the layer come back behind it."""
+
+    def glimpse(self, layer: int) -> Float[Tensor, " L"] | None:
+        """What is added before that layer to a token of the method's own, which stands behind the prompt until the
+        cut and starts from zero; None where it has no such token."""
+        return None
 
     @property
     def positions(self) -> str:
@@ -268,8 +384,31 @@ class LayerPruner(Pruner):
         """Visual tokens a decoder layer sees, mean over all layers: the other meaning of "K tokens" in tables."""
         return layer_average(self.stages(num_layers, num_visual, keep), num_layers, num_visual)
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         raise ValueError(f"{self.name} chooses inside the language model; use PrunedVLM.generate with it")
+
+
+class TrainableLayerPruner(LayerPruner):
+    """Learns inside the frozen language model. Built of the sizes of that model, `language`."""
+
+    trained: ClassVar[bool] = True
+
+    def __init__(
+        self, options: Any = None, *, block: BlockSpec | None = None, language: LanguageSpec | None = None
+    ) -> None:
+        super().__init__(options, block=block)
+        if language is None or block is None:
+            raise ValueError(
+                f"{type(self).__name__} learns inside the language model; pass "
+                "block=BlockSpec.from_config(model.config) and language=LanguageSpec.from_config(model.config)"
+            )
+        self.language = language
+
+    @abstractmethod
+    def decide(
+        self, state: LayerState, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
+    ) -> Decision | Route:
+        """What a training step does at a cut; one generator per prompt makes a row independent of its batch."""
 
 
 def require_weights(name: str) -> None:
@@ -278,8 +417,15 @@ def require_weights(name: str) -> None:
         raise ValueError(f"method {name!r} is learned and needs weights; give a saved one with --pruner")
 
 
-def build_method(name: str, *, block: BlockSpec | None = None, **options: Any) -> Pruner:
-    """The method of that name, with its options checked against its own dataclass."""
+def build_method(
+    name: str, *, block: BlockSpec | None = None, language: LanguageSpec | None = None, **options: Any
+) -> Pruner:
+    """The method of that name, with its options checked against its own dataclass.
+
+    Args:
+        block: The kind of block the vision tower is made of, for methods that learn.
+        language: The sizes of the language model, for methods that learn inside it.
+    """
     cls = METHODS.get(name)
     known = {field.name: field for field in dataclasses.fields(cls.Options)}
     for key in options:
@@ -288,7 +434,8 @@ def build_method(name: str, *, block: BlockSpec | None = None, **options: Any) -
             hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'none'}"
             raise ValueError(f"method {name!r} has no option {key!r}; {hint}")
     preset = getattr(cls, "presets", {}).get(name, {})
-    method = cls(cls.Options(**{**preset, **options}), block=block)
+    inside = {"language": language} if "language" in inspect.signature(cls.__init__).parameters else {}
+    method = cls(cls.Options(**{**preset, **options}), block=block, **inside)
     method.name = name
     return method
 
@@ -308,46 +455,3 @@ def require_block(method: str, block: BlockSpec | None) -> BlockSpec:
             f"{method} is built of the vision tower's blocks; pass block=BlockSpec.from_config(model.config)"
         )
     return block
-
-
-def draw_normal(
-    like: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], generator: Generators
-) -> Float[Tensor, "B N D"]:
-    """Standard normal noise in the shape of `like`, float32."""
-
-    def normal(shape: torch.Size, device: torch.device, own: torch.Generator | None) -> Tensor:
-        return torch.randn(shape, generator=own, device=device, dtype=torch.float32)
-
-    return _draw(normal, like, mask, generator)
-
-
-def draw_gumbel(like: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"], generator: Generators) -> Float[Tensor, "B N"]:
-    """Standard Gumbel noise in the shape of `like`, float32."""
-
-    def gumbel(shape: torch.Size, device: torch.device, own: torch.Generator | None) -> Tensor:
-        waits = torch.empty(shape, device=device, dtype=torch.float64).exponential_(generator=own)
-        return -waits.log().float()  # in float64 no wait is 0
-
-    return _draw(gumbel, like, mask, generator)
-
-
-def _draw(
-    sample: Callable[[torch.Size, torch.device, torch.Generator | None], Tensor],
-    like: Tensor,
-    mask: Bool[Tensor, "B N"],
-    generator: Generators,
-) -> Tensor:
-    """Noise from one generator for all, or from one per image: then an image's real tokens draw alone, padding gets 0.
-
-    So an image draws the same in any batch, beside any other. Numbers are drawn where the generator lives: a CPU
-    generator gives the same noise for every device.
-    """
-    if generator is None or isinstance(generator, torch.Generator):
-        home = like.device if generator is None else generator.device
-        return sample(like.shape, home, generator).to(like.device)
-    if len(generator) != len(like):
-        raise ValueError(f"{len(generator)} generators for {len(like)} images; give one, or one per image")
-    drawn = torch.zeros(like.shape, device=like.device)
-    for row, (own, count) in enumerate(zip(generator, mask.sum(-1).tolist(), strict=True)):
-        drawn[row, mask[row]] = sample(torch.Size((count, *like.shape[2:])), own.device, own).to(like.device)
-    return drawn

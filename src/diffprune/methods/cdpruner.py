@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Pruner, check_choices
+from diffprune.methods.base import Card, Counts, Pruner, check_choices
 from diffprune.nn import BlockSpec
 from diffprune.ops import cosine_matrix, greedy_determinant, unit_range
 from diffprune.ops.greedy import RANK_TOLERANCE
@@ -63,13 +63,15 @@ class CDPruner(Pruner):
         """
         self._to_joint = (clip.vision_model.post_layernorm.eval(), clip.visual_projection.eval())
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         if tokens.projected is None:
             raise ValueError("cdpruner compares VisualTokens.projected, which is None; let the backbone give it")
         relevance = self.relevance(tokens)
         similarity = cosine_matrix(self._as_compared(tokens.projected), dtype=torch.float32)
         kernel = relevance.unsqueeze(2) * similarity * relevance.unsqueeze(1)
-        return greedy_determinant(kernel, k, tokens.mask, tolerance=0.0 if self.options.native else RANK_TOLERANCE)
+        return greedy_determinant(
+            kernel, k, tokens.padding_mask, tolerance=0.0 if self.options.native else RANK_TOLERANCE
+        )
 
     def relevance(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         """How much each token has to do with the question, from almost 0 to 1 within each image; 0 at padding."""

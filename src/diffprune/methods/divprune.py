@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Pruner
+from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.ops import cosine_matrix, greedy_max_min
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
@@ -35,9 +35,9 @@ class DivPrune(Pruner):
     needs: ClassVar[frozenset[str]] = frozenset({"projected"})
     Options: ClassVar[type] = DivPruneOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         projected = tokens.projected
         if projected is None:
             raise ValueError("divprune compares VisualTokens.projected, which is None; let the backbone give it")
         distance = 1 - cosine_matrix(projected if self.options.native else projected.float())
-        return greedy_max_min(distance, k, tokens.mask)
+        return greedy_max_min(distance, k, tokens.padding_mask)

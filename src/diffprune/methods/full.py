@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Pruner
+from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.ops import hard_topk
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
@@ -14,5 +14,5 @@ from diffprune.types import VisualTokens
 class Full(Pruner):
     card = Card(idea="keeps every token, the upper bound", budget="all tokens, whatever K")
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         return hard_topk(torch.zeros(tokens.mask.shape, device=tokens.x.device), tokens.counts, tokens.mask)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Pruner
+from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import greedy_orthogonal
 from diffprune.ops.greedy import RANK_TOLERANCE
@@ -39,6 +39,6 @@ class GOTS(Pruner):
     )
     Options: ClassVar[type] = GOTSOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         x = zero_padding(tokens.x.float(), tokens.mask).unflatten(-1, (tokens.group, -1)).mean(-2)
-        return greedy_orthogonal(x, k, tokens.mask, tolerance=0.0 if self.options.native else RANK_TOLERANCE)
+        return greedy_orthogonal(x, k, tokens.padding_mask, tolerance=0.0 if self.options.native else RANK_TOLERANCE)

@@ -1,8 +1,8 @@
 """Gumbel-STE: the surrogate DiffPrune is compared with, on the same scorer, gate and block (paper, Eq. 1).
 
 The forward pass executes a hard choice, the backward pass differentiates a soft one that was not executed.
-What a dropped token is replaced by is noise, as in DiffPrune; hiding it from the language model's attention instead
-would need the decoder's mask and is not part of this method.
+A dropped token is replaced by noise, as in DiffPrune. `gumbel_ste-masked` leaves it as it is and hides it from the
+language model's attention instead: then a dropped token has no part in the forward pass, as in deployment.
 """
 
 from collections.abc import Iterable
@@ -20,13 +20,13 @@ from diffprune.methods.base import (
     Restricted,
     TrainablePruner,
     check_choices,
-    draw_gumbel,
-    draw_normal,
     require_block,
 )
+from diffprune.methods.keep_or_drop import draw_keep, ratio_penalty
 from diffprune.nn import BlockSpec, DiagonalBlock, FeatureStatistics, make_scorer
 from diffprune.nn.blocks import zero_padding
-from diffprune.ops import RESPONSES, gumbel_keep, gumbel_topk, linear_gate
+from diffprune.ops import RESPONSES, gumbel_topk, linear_gate
+from diffprune.ops.noise import draw_gumbel, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -43,6 +43,8 @@ class GumbelSTEOptions:
     choice: "topk" keeps exactly K of the perturbed logits; "token" decides each token by itself as DynamicViT does
         (temperature 1), and a penalty holds the share near K / N.
     ratio_weight: Of that penalty.
+    dropped: What becomes of a dropped token in training: "noise" takes its place, or it is "masked": as it is, but the
+        language model's attention passes it by. Then there is no block, as there is nothing to map back.
     """
 
     scorer: str = "blocks"
@@ -53,6 +55,7 @@ class GumbelSTEOptions:
     noise: str = "unit"
     choice: str = "topk"
     ratio_weight: float = 2.0
+    dropped: str = "noise"
 
     def __post_init__(self) -> None:
         check_choices(
@@ -61,12 +64,13 @@ class GumbelSTEOptions:
             response=RESPONSES,
             noise=("unit", "matched"),
             choice=("topk", "token"),
+            dropped=("noise", "masked"),
         )
         if self.min_tau < 0:
             raise ValueError(f"min_tau={self.min_tau} is no floor of a temperature; give 0 or more")
 
 
-@METHODS.register("gumbel_ste")
+@METHODS.register("gumbel_ste", "gumbel_ste-masked")
 class GumbelSTE(TrainablePruner):
     """Deployed like DiffPrune: the K largest logits, without noise."""
 
@@ -78,16 +82,19 @@ class GumbelSTE(TrainablePruner):
         certainty="formula",
     )
     Options: ClassVar[type] = GumbelSTEOptions
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"gumbel_ste": {}, "gumbel_ste-masked": {"dropped": "masked"}}
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)
         options, spec = self.options, require_block("gumbel_ste", block)
         self.scorer = make_scorer(options.scorer, spec, depth=options.scorer_depth, final_norm=options.final_norm)
-        self.throttle_noise = FeatureStatistics(spec.width) if options.noise == "matched" else None
-        self.throttle_block = DiagonalBlock(spec)
+        makes_noise = options.dropped == "noise"
+        self.throttle_noise = FeatureStatistics(spec.width) if makes_noise and options.noise == "matched" else None
+        self.throttle_block = DiagonalBlock(spec) if makes_noise else None
+        self.exact_in_training = options.choice == "topk"
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
-        return self.scorer(tokens.x, mask=tokens.mask, coords=tokens.coords, segment=tokens.segment)
+        return self.scorer(tokens.x, mask=tokens.padding_mask, coords=tokens.coords, segment=tokens.segment)
 
     def restrict(
         self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
@@ -101,12 +108,12 @@ class GumbelSTE(TrainablePruner):
                 logits, k, tau=tau, min_tau=options.min_tau, mask=mask, response=options.response, noise=gumbel
             )  # Eq. 1
         else:
-            gumbel = torch.stack([draw_gumbel(logits, mask, generator) for _ in range(2)], dim=-1)
             log_probs = torch.stack((F.logsigmoid(logits), F.logsigmoid(-logits)), dim=-1)  # keep, drop
-            chosen = gumbel_keep(log_probs, noise=gumbel).masked_fill(~mask, 0.0)
-            share, wanted = chosen.sum(-1) / tokens.counts, k / tokens.counts
-            penalty = options.ratio_weight * (share - wanted).square().mean()
+            chosen = draw_keep(log_probs, mask, tau=1.0, generator=generator)
+            penalty = options.ratio_weight * ratio_penalty(chosen, k, mask)
         x = zero_padding(tokens.x, mask)
+        if self.throttle_block is None:
+            return Restricted(x, chosen, logits, penalty, heard=chosen)
         mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
         noise = draw_normal(x, mask, generator)
         x = linear_gate(x, chosen, noise=noise, mu=mu, sigma=sigma)  # the values of Eq. 6 at weights 0 and 1

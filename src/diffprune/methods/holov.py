@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffprune.methods.average_pool import cells_of
-from diffprune.methods.base import Card, Pruner, check_choices
-from diffprune.methods.quotas import count_members, fill_up, take_quota
-from diffprune.methods.similarity import cls_attention, raster
+from diffprune.methods.base import Card, Counts, Pruner, check_choices
+from diffprune.methods.quotas import count_members, fill_up, heaviest
+from diffprune.methods.similarity import cls_attention, pack, raster
 from diffprune.ops import take_tokens
-from diffprune.ops.hard_topk import check_inputs
+from diffprune.ops.hard_topk import check_inputs, per_row, widest
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -44,9 +44,9 @@ class HoloVOptions:
 
 
 class Scores(NamedTuple):
-    """Of each token its combined score, and of each crop its mean."""
+    """Of each crop's tokens the combined score, and of each crop its mean."""
 
-    token: Float[Tensor, "B N"]
+    token: Float[Tensor, "B P M"]
     crop: Float[Tensor, "B P"]
 
 
@@ -64,57 +64,104 @@ class HoloV(Pruner):
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
     Options: ClassVar[type] = HoloVOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        return raster(self._choose(tokens, k, native=self.options.native))
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        return raster(self._choose(tokens, k, native=self.options.native))[:, : widest(k)]
 
-    def select_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         """What the release keeps, in its order: crop after crop, by falling attention inside one.
 
         A crop that is kept whole stays in raster order. -1 stands at the end of a row where the release pads with
         all-zero tokens.
         """
-        return self._choose(tokens, k, native=True)
+        chosen = self._choose(tokens, k, native=True)
+        return pack(chosen, chosen >= 0, widest(k))
 
-    def _choose(self, tokens: VisualTokens, k: Int[Tensor, " B"], *, native: bool) -> Int[Tensor, "B K"]:
-        attention, mask = cls_attention(tokens, "holov"), tokens.mask
-        check_inputs(attention, k, mask)
-        crop = self._crops(tokens, k)
-        num_crops = int(crop.max()) + 1
-        sizes = count_members(crop, mask, num_crops)
+    def _choose(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Int[Tensor, "B M"]:
+        """What is kept, crop after crop and best first, among -1 for all others."""
+        attention = cls_attention(tokens, "holov")
+        check_inputs(attention, k, tokens.mask)
+        crops = self._crops(tokens, k)
+        filled = crops.slot >= 0
+        sizes, own = filled.sum(-1), crops.of(attention[..., None]).squeeze(-1)
         scores = score_crops(
-            tokens.x if tokens.projected is None else tokens.projected,
-            attention * ATTENTION_SCALE,
-            crop.masked_fill(~mask, num_crops),
-            sizes,
+            crops.of(tokens.x if tokens.projected is None else tokens.projected),
+            own * ATTENTION_SCALE,
+            filled,
             alpha=self.options.alpha,
             shared_scale=self.options.variant == "paper",
         )
-        quota = split_budget(scores.crop, sizes, k, exact=not native)
-        value = scores.token if self.options.variant == "paper" else attention
-        whole = (quota >= sizes).gather(-1, crop)
-        value = torch.where(whole, -torch.arange(value.shape[-1], device=value.device).to(value.dtype), value)
-        return take_quota(crop, value, quota, mask)
+        quota = split_budget(scores.crop, sizes, per_row(k, attention, torch.int64).squeeze(-1), exact=not native)
+        place = torch.arange(filled.shape[-1], device=filled.device)
+        value = scores.token if self.options.variant == "paper" else own
+        # A crop that is kept whole stays as it lies.
+        value = torch.where((quota >= sizes)[..., None], -place.to(value.dtype), value).masked_fill(~filled, -torch.inf)
+        order = value.sort(dim=-1, descending=True, stable=True).indices
+        return torch.where(place < quota[..., None], crops.slot.gather(-1, order), -1).flatten(1)
 
-    def _crops(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B N"]:
-        """The crop of each token, 0 at padding."""
+    def _crops(self, tokens: VisualTokens, k: Counts) -> "Crops":
+        num_tokens, wanted = tokens.x.shape[1], self.options.crops
+        if self.options.variant == "release" and tokens.is_full and isinstance(k, int):
+            num_crops = 1024 * num_tokens // (576 * max(1, k)) if wanted is None else wanted
+            slot = even_runs(num_tokens, max(1, min(num_crops, num_tokens)), tokens.x.device)
+            return Crops(slot.expand(len(tokens), -1, -1), is_view=slot.numel() == num_tokens)
         counts = tokens.counts
-        wanted = (1024 * counts) // (576 * k.clamp(min=1)) if self.options.crops is None else self.options.crops
-        crops = torch.minimum(torch.as_tensor(wanted, device=counts.device).clamp(min=1).expand_as(counts), counts)
+        num_crops = 1024 * counts // (576 * per_row(k, tokens.mask, torch.int64).squeeze(-1).clamp(min=1))
+        num_crops = num_crops.clamp(min=1) if wanted is None else torch.full_like(counts, wanted)
+        num_crops = num_crops.minimum(counts)
         if self.options.variant == "paper":
-            return cells_of(tokens, crops, "holov")[0].clamp(min=0)
+            return Crops(slots_of(cells_of(tokens, num_crops, "holov")[0]))
         # Runs of the raster order; the first ones have a token more where they do not divide evenly.
-        place = (tokens.mask.cumsum(-1) - 1).clamp(min=0)
-        size, longer = (value[:, None] for value in (counts // crops.clamp(min=1), counts % crops.clamp(min=1)))
+        place = tokens.mask.cumsum(-1) - 1
+        size, longer = (part[:, None] for part in (counts // num_crops.clamp(min=1), counts % num_crops.clamp(min=1)))
         border = longer * (size + 1)
         run = torch.where(place < border, place // (size + 1), longer + (place - border) // size.clamp(min=1))
-        return run.masked_fill(~tokens.mask, 0)
+        return Crops(slots_of(run.masked_fill(~tokens.mask, -1)))
+
+
+class Crops(NamedTuple):
+    """Where the tokens of each crop are, -1 behind the last of a smaller one.
+
+    Args:
+        is_view: The crops are the tokens as they lie, cut evenly: nothing has to be gathered.
+    """
+
+    slot: Int[Tensor, "B P M"]
+    is_view: bool = False
+
+    def of(self, values: Float[Tensor, "B N L"]) -> Float[Tensor, "B P M L"]:
+        """The values crop by crop, 0 where there is no token."""
+        if self.is_view:
+            return values.unflatten(1, self.slot.shape[1:])
+        return take_tokens(values, self.slot.flatten(1)).unflatten(1, self.slot.shape[1:])
+
+
+def even_runs(num_tokens: int, num_runs: int, device: torch.device) -> Int[Tensor, "P M"]:
+    """0 .. N - 1 cut into runs, one a row; the first ones have a token more where they do not divide evenly."""
+    size, longer = divmod(num_tokens, num_runs)
+    index = torch.arange(num_tokens, device=device)
+    border = longer * (size + 1)
+    if not longer:
+        return index.view(num_runs, size)
+    shorter = torch.nn.functional.pad(index[border:].view(-1, size), (0, 1), value=-1)
+    return torch.cat([index[:border].view(longer, size + 1), shorter])
+
+
+def slots_of(crop: Int[Tensor, "B N"]) -> Int[Tensor, "B P M"]:
+    """The tokens of each crop in raster order, -1 behind the last; a token of crop -1 is in none."""
+    num_crops = int(crop.max()) + 1
+    sizes = count_members(crop.clamp(min=0), crop >= 0, num_crops)  # [B, P]
+    order = crop.masked_fill(crop < 0, num_crops).sort(dim=-1, stable=True).indices
+    start = sizes.cumsum(-1) - sizes
+    offset = torch.arange(int(sizes.max()), device=crop.device)
+    place = (start[..., None] + offset).clamp(max=crop.shape[-1] - 1)
+    slot = order.gather(-1, place.flatten(1)).view(place.shape)
+    return slot.masked_fill(offset >= sizes[..., None], -1)
 
 
 def score_crops(
-    features: Float[Tensor, "B N L"],
-    attention: Float[Tensor, "B N"],
-    crop: Int[Tensor, "B N"],
-    sizes: Int[Tensor, "B P"],
+    features: Float[Tensor, "B P M L"],
+    attention: Float[Tensor, "B P M"],
+    filled: Bool[Tensor, "B P M"],
     *,
     alpha: float,
     shared_scale: bool,
@@ -125,36 +172,26 @@ def score_crops(
     crop by itself, which makes every crop's mean `(1 + alpha) mean(a)`, or over the whole image.
 
     Args:
-        features: What is compared.
-        attention: a; 0 at padding.
-        crop: The crop of each token, P at padding.
-        sizes: Tokens in each crop.
+        features: What is compared, crop by crop; 0 where there is no token.
+        attention: a, likewise.
+        filled: True where there is a token.
         shared_scale: Scale v over the whole image.
     """
-    num_crops, widest = sizes.shape[-1], int(sizes.max())
-    # One slot per token of a crop, so that tokens are compared within crops only.
-    order = crop.sort(dim=-1, stable=True).indices
-    start = sizes.cumsum(-1) - sizes
-    offset = torch.arange(widest, device=crop.device)
-    filled = offset < sizes[..., None]  # [B, P, M]
-    place = (start[..., None] + offset).clamp(max=crop.shape[-1] - 1).flatten(1)
-    slot = torch.where(filled.flatten(1), order.gather(-1, place), -1)  # [B, P * M]
-    vectors = take_tokens(features.float(), slot)
-    vectors = (vectors / (vectors.norm(dim=-1, keepdim=True) + EPS)).unflatten(1, (num_crops, widest))
+    vectors = features.float()
+    vectors = vectors / (vectors.norm(dim=-1, keepdim=True) + EPS)
     similarity = vectors @ vectors.transpose(-1, -2)  # [B, P, M, M]
-    similarity = similarity.masked_fill(torch.eye(widest, dtype=torch.bool, device=crop.device), 0.0)
+    similarity.diagonal(dim1=-2, dim2=-1).zero_()
+    sizes, empty = filled.sum(-1), ~filled
     others = (sizes - 1).clamp(min=1)[..., None]
     mean = similarity.sum(-1) / others
     # The release counts a token's own, emptied entry among the squares.
-    squares = ((similarity - mean[..., None]) ** 2).masked_fill(~filled[..., None, :], 0.0)
-    variance = (squares.sum(-1) / others).masked_fill(~filled, 0.0)  # [B, P, M]
-    own = take_tokens(attention[..., None], slot)[..., 0].unflatten(1, (num_crops, widest))
+    squares = ((similarity - mean[..., None]) ** 2).masked_fill(empty[..., None, :], 0.0)
+    variance = (squares.sum(-1) / others).masked_fill(empty, 0.0)  # [B, P, M]
     axes = (1, 2) if shared_scale else (2,)
     count = filled.sum(axes, keepdim=True).clamp(min=1)
-    scale = (own.abs().sum(axes, keepdim=True) / count) / (variance.abs().sum(axes, keepdim=True) / count + EPS)
-    score = (own + alpha * variance * scale).masked_fill(~filled, 0.0)
-    token = torch.zeros_like(attention).scatter_add(-1, slot.clamp(min=0), score.flatten(1))
-    return Scores(token, score.sum(-1) / sizes.clamp(min=1))
+    scale = (attention.abs().sum(axes, keepdim=True) / count) / (variance.abs().sum(axes, keepdim=True) / count + EPS)
+    score = (attention + alpha * variance * scale).masked_fill(empty, 0.0)
+    return Scores(score, score.sum(-1) / sizes.clamp(min=1))
 
 
 def split_budget(
@@ -166,8 +203,8 @@ def split_budget(
         exact: Give what a crop cannot take to the heaviest crops that can.
     """
     weight = crop_score / (crop_score.sum(-1, keepdim=True) + EPS)
+    order = heaviest(weight)
     quota = (weight * k[:, None]).floor().long()
-    ones = torch.minimum(sizes, torch.ones_like(sizes))
-    quota = fill_up(quota, quota + ones, weight, k)  # one each, heaviest first
+    quota = fill_up(quota, quota + sizes.clamp(max=1), order, k)  # one each, heaviest first
     quota = torch.minimum(quota, sizes)
-    return fill_up(quota, sizes, weight, k) if exact else quota
+    return fill_up(quota, sizes, order, k) if exact else quota

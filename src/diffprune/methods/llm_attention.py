@@ -26,6 +26,10 @@ class Reader(Protocol):
         """Attention of the query columns `rows` (-1: a row of zeros) to every column, in that layer."""
         ...
 
+    def mean_logits(self, rows: Int[Tensor, "B R"], layer: int) -> Float[Tensor, "B T"]:
+        """Scaled products of the query columns `rows` (-1: none) with every key, mean over rows and heads."""
+        ...
+
     def keys(self, layer: int) -> Float[Tensor, "B H T E"]:
         """Rotated keys of that layer, one set per key-value head."""
         ...
@@ -50,7 +54,7 @@ class AttentionReader:
         tables: Rotary cosines and sines of the columns.
         valid: True where a column is real.
         two_way: True at columns that see each other in both directions.
-        cache: Keys and values of the layers that ran.
+        cache: Keys and values of the layers that ran; None in training, where they are made again.
     """
 
     decoder: Any
@@ -63,18 +67,28 @@ class AttentionReader:
     cache: Any
 
     def attention(self, rows: Int[Tensor, "B R"], layer: int) -> Float[Tensor, "B H R T"]:
-        block = self.decoder.layers[layer]
-        hidden = take_tokens(self._entering(layer), rows)  # [B, R, L]
-        tables = tuple(take_tokens(table, rows) for table in self.tables)
-        query = rotate(project(block, hidden, "q"), *tables).float()  # [B, H, R, E]
-        key = self.keys(layer).float()
-        grouped = query.unflatten(1, (key.shape[1], -1))  # query heads beside the key head they share
-        logits = (grouped @ key[:, :, None].transpose(-1, -2)).flatten(1, 2) * block.self_attn.scaling  # [B, H, R, T]
+        logits = self._logits(self._query(rows, layer), layer)  # [B, H, R, T]
         weights = logits.masked_fill(~self._seen(rows)[:, None], -torch.inf).softmax(-1)
         return weights.masked_fill((rows < 0)[:, None, :, None], 0.0)
 
+    def mean_logits(self, rows: Int[Tensor, "B R"], layer: int) -> Float[Tensor, "B T"]:
+        asked = (rows >= 0)[:, None, :, None]
+        query = self._query(rows, layer).masked_fill(~asked, 0.0).sum(2, keepdim=True) / asked.sum(2, True).clamp_min(1)
+        return self._logits(query, layer).mean(1)[:, 0]  # the mean of products is the product with the mean query
+
+    def _query(self, rows: Int[Tensor, "B R"], layer: int) -> Float[Tensor, "B H R E"]:
+        hidden = take_tokens(self._entering(layer), rows)  # [B, R, L]
+        tables = tuple(take_tokens(table, rows) for table in self.tables)
+        return rotate(project(self.decoder.layers[layer], hidden, "q"), *tables).float()
+
+    def _logits(self, query: Float[Tensor, "B H R E"], layer: int) -> Float[Tensor, "B H R T"]:
+        key = self.keys(layer).float()
+        grouped = query.unflatten(1, (key.shape[1], -1))  # query heads beside the key head they share
+        scale = self.decoder.layers[layer].self_attn.scaling
+        return (grouped @ key[:, :, None].transpose(-1, -2)).flatten(1, 2) * scale
+
     def keys(self, layer: int) -> Float[Tensor, "B H T E"]:
-        if layer < self.layer:  # they lie in the cache already
+        if layer < self.layer and self.cache is not None:  # they lie there already
             return self.cache.layers[layer].keys
         return rotate(project(self.decoder.layers[layer], self._entering(layer), "k"), *self.tables)
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Pruner
+from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.ops import cosine_matrix, greedy_coverage
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
@@ -49,8 +49,8 @@ class MMTok(Pruner):
     needs: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
     Options: ClassVar[type] = MMTokOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        return greedy_coverage(self.coverage(tokens), k, tokens.mask)
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        return greedy_coverage(self.coverage(tokens), k, tokens.padding_mask)
 
     def coverage(self, tokens: VisualTokens) -> Float[Tensor, "B R N"]:
         """What each token covers of each target: M text tokens, then N visual ones; R = M + N.

@@ -15,10 +15,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Pruner, require_block
+from diffprune.methods.base import (
+    Card,
+    Counts,
+    Generators,
+    SelfTaughtPruner,
+    require_block,
+)
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import hard_topk
+from diffprune.ops.hard_topk import per_row, widest
+from diffprune.ops.noise import draw_gumbel, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import Budget, VisualTokens
 
@@ -31,6 +39,7 @@ class OCVTPOptions:
     slot_width: Features of a slot; None is half of the tower's width (512 of 1,024, as released).
     iterations: Of slot attention.
     seed: Of the slots' start, the same for every image.
+    decoder_depth: Layers of the decoder that rebuilds the picture in training.
     native: As released: what the slots leave of K goes to the tokens that receive most attention in the encoder; else
         to those that come next in a slot's own attention, which needs nothing of the encoder.
     """
@@ -38,17 +47,18 @@ class OCVTPOptions:
     slot_width: int | None = None
     iterations: int = 3
     seed: int = 42
+    decoder_depth: int = 4
     native: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("slot_width", "iterations"):
+        for name in ("slot_width", "iterations", "decoder_depth"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is no count; give 1 or more")
 
 
 @METHODS.register("oc_vtp")
-class OCVTP(Pruner):
+class OCVTP(SelfTaughtPruner):
     """K slots of one learned Gaussian, so one pruner serves any budget. Learns from pictures alone."""
 
     card = Card(
@@ -58,23 +68,24 @@ class OCVTP(Pruner):
         licence="MIT",
         certainty="release read",
     )
-    trained: ClassVar[bool] = True
     Options: ClassVar[type] = OCVTPOptions
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)
         width = require_block("oc_vtp", block).width
         self.slots = SlotAttention(width, self.options.slot_width or max(1, width // 2), self.options.iterations)
+        self.throttle_decoder: ReconstructionDecoder | None = None
         if self.options.native:
             self.needs = frozenset({"cls_attention"})  # pyright: ignore[reportAttributeAccessIssue]
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        num_slots = int(k.max())
-        noise = slot_noise(num_slots, self.slots.width, self.options.seed).to(tokens.x.device)
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        num_slots = widest(k)
+        noise = slot_noise(num_slots, self.slots.width, self.options.seed, tokens.x.device)
+        rows = per_row(k, tokens.mask, torch.int64).squeeze(-1)
         with torch.no_grad():
-            _, attention = self.slots(_units(tokens), noise.expand(len(tokens), -1, -1), k, tokens.mask)  # [B, K, N]
+            _, attention = self.slots(_units(tokens), noise.expand(len(tokens), -1, -1), rows, tokens.mask)  # [B, K, N]
         first = attention.masked_fill(~tokens.mask.unsqueeze(1), -torch.inf).argmax(-1)  # [B, K]
-        is_slot = _slots_in_use(k, num_slots)
+        is_slot = _slots_in_use(rows, num_slots)
         chosen = torch.zeros_like(tokens.mask, dtype=torch.int64).scatter_add(1, first, is_slot.long()) > 0
         # Slots may agree on a token; the places that leaves go by the fill, which is 1 at most.
         return hard_topk(self._fill(tokens, attention) + 2.0 * chosen, k, tokens.mask)
@@ -88,6 +99,18 @@ class OCVTP(Pruner):
                 "it, or say native=False"
             )
         return tokens.cls_attention.float().masked_fill(~tokens.mask, 0.0).clamp(max=1.0)
+
+    def start_training(self) -> None:
+        assert self.block is not None
+        decoder = ReconstructionDecoder(self.block.width, self.slots.width, self.options.decoder_depth)
+        self.throttle_decoder = decoder.to(self.slots.mean.device)
+
+    def own_loss(
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, generator: Generators = None
+    ) -> Float[Tensor, ""]:
+        if self.throttle_decoder is None:
+            raise ValueError("there is no decoder to rebuild the picture with; call start_training() before own_loss()")
+        return self.reconstruction_loss(tokens, self.throttle_decoder, k, generator)
 
     def train_reconstruction(
         self,
@@ -136,14 +159,15 @@ class OCVTP(Pruner):
         tokens: VisualTokens,
         decoder: "ReconstructionDecoder",
         k: Int[Tensor, " B"],
-        generator: torch.Generator | None = None,
+        generator: Generators = None,
     ) -> Float[Tensor, ""]:
         """Squared error of the rebuilt tokens, weighted so that what small slots hold counts for more."""
         x, mask = _units(tokens), tokens.mask
-        noise = torch.randn(len(x), int(k.max()), self.slots.width, generator=generator).to(x.device)
+        is_slot = _slots_in_use(k, int(k.max()))
+        noise = draw_normal(x.new_zeros(*is_slot.shape, self.slots.width), is_slot, generator)
         slots, attention = self.slots(x, noise, k, mask)
-        order = (torch.rand(mask.shape, generator=generator).to(x.device) + 2.0 * ~mask).argsort(-1)  # padding last
-        rebuilt = decoder(x, order, slots, _slots_in_use(k, slots.shape[1]))
+        order = draw_gumbel(x[..., 0], mask, generator).masked_fill(~mask, torch.inf).argsort(-1)  # padding last
+        rebuilt = decoder(x, order, slots, is_slot)
         weights = area_weights(attention.detach(), k, mask)
         error = (rebuilt - x).square().mean(-1)  # [B, N]
         return (weights * error).sum() / weights.sum()
@@ -249,13 +273,13 @@ def area_weights(
 
 
 @lru_cache(maxsize=16)
-def slot_noise(num_slots: int, width: int, seed: int) -> Float[Tensor, "S W"]:
+def slot_noise(num_slots: int, width: int, seed: int, device: torch.device | None = None) -> Float[Tensor, "S W"]:
     """Standard normal noise for the start of the slots; slot i gets the same however many there are."""
     draws = [
         torch.randn(_SLOTS_PER_DRAW, width, generator=torch.Generator().manual_seed(seed * 1_000_003 + draw))
         for draw in range(math.ceil(num_slots / _SLOTS_PER_DRAW))
     ]
-    return torch.cat([torch.zeros(0, width), *draws])[:num_slots]
+    return torch.cat([torch.zeros(0, width), *draws])[:num_slots].to(device or "cpu")
 
 
 def position_codes(num_tokens: int, width: int, device: torch.device) -> Float[Tensor, "N D"]:

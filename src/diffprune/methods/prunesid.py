@@ -1,16 +1,21 @@
 """PruneSID: group tokens by principal component, thin each group by similarity, keep each group's best."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
-from diffprune.methods.base import Card, Pruner, check_choices
-from diffprune.methods.quotas import count_members, fill_up, take_quota
-from diffprune.methods.similarity import cls_attention, cosine, descending, raster, walk
-from diffprune.ops.hard_topk import check_inputs
+from diffprune.methods.base import Card, Counts, Pruner, check_choices
+from diffprune.methods.quotas import count_members, fill_up, heaviest, take_quota
+from diffprune.methods.similarity import cls_attention, descending, pack, raster, settle
+from diffprune.nn.blocks import zero_padding
+from diffprune.ops import cosine_matrix
+from diffprune.ops.hard_topk import check_inputs, per_row, widest
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -19,17 +24,19 @@ from diffprune.types import VisualTokens
 class PruneSIDOptions:
     """Args:
     tokens_per_group: K over this is the number of groups.
-    components: "exact" takes principal components from the Gram matrix; "lowrank" draws the release's randomised
-        approximation (`torch.pca_lowrank`) from torch's global generator, so it is only as repeatable as its seed.
+    components: "exact" takes principal components from the Gram matrix; "subspace" comes near to them by a few rounds
+        of subspace iteration, in a small part of the time; "lowrank" draws the release's randomised approximation
+        (`torch.pca_lowrank`) from torch's global generator, so it is only as repeatable as its seed. "auto" is "exact"
+        where `native` is set, else "subspace".
     native: Count [CLS] in K, as the release does: K - 1 tokens of the picture are kept.
     """
 
     tokens_per_group: int = 4
-    components: str = "exact"
+    components: str = "auto"
     native: bool = False
 
     def __post_init__(self) -> None:
-        check_choices(self, components=("exact", "lowrank"))
+        check_choices(self, components=("auto", "exact", "subspace", "lowrank"))
         if self.tokens_per_group < 1:
             raise ValueError(f"tokens_per_group={self.tokens_per_group} makes no groups; give at least 1")
 
@@ -48,30 +55,46 @@ class PruneSID(Pruner):
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
     Options: ClassVar[type] = PruneSIDOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        return raster(self._choose(tokens, k, native=self.options.native))
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        native = self.options.native
+        return raster(self._choose(tokens, k, native=native))[:, : max(0, widest(k) - int(native))]
 
-    def select_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         """What the release keeps beside [CLS], K - 1 tokens, in its order: group after group, best first."""
-        return self._choose(tokens, k, native=True)
+        chosen = self._choose(tokens, k, native=True)
+        return pack(chosen, chosen >= 0, max(0, widest(k) - 1))
 
-    def _choose(self, tokens: VisualTokens, k: Int[Tensor, " B"], *, native: bool) -> Int[Tensor, "B K"]:
+    def _choose(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Int[Tensor, "B N"]:
+        """What is kept, group after group and best first, among -1 for all others."""
         attention, mask = cls_attention(tokens, "prunesid"), tokens.mask
         check_inputs(attention, k, mask)
         per_group = self.options.tokens_per_group
-        if native and len(k) and int(k.min()) < max(2, per_group):
-            raise ValueError(
-                f"keep={int(k.min())} leaves native PruneSID no group; it needs K of at least {max(2, per_group)}"
-            )
+        if native:
+            self._check_native(k)
         most = max(1, min(tokens.x.shape[-1] - 1, tokens.x.shape[1]))  # no more components than there are
-        num_groups = (k // per_group).clamp(min=1, max=most)
-        loadings = exact_loadings if self.options.components == "exact" else drawn_loadings
-        group = best_component(loadings(tokens.x, mask, num_groups), num_groups).masked_fill(~mask, 0)
-        similarity = cosine(tokens.x.float(), mask)
-        survives = suppress(similarity, attention, group, mask, k / 32 * mean_similarity(similarity, mask))
-        sizes, thinned = (count_members(group, chosen, int(num_groups.max())) for chosen in (mask, survives))
-        quota = split_budget(sizes, thinned, k, k - 1 if native else k)
-        return take_quota(group, rank_value(attention, survives, mask), quota, mask)
+        rows = per_row(k, attention, torch.int64).squeeze(-1)
+        num_groups = (rows // per_group).clamp(min=1, max=most)
+        loadings = self._loadings(native)(tokens.x, mask, num_groups, min(max(1, widest(k) // per_group), most))
+        group = best_component(loadings, num_groups).masked_fill_(~mask, 0)
+        similarity = cosine_matrix(zero_padding(tokens.x.float(), tokens.padding_mask))
+        rank = ranks(attention, mask)
+        survives = suppress(similarity, rank, group, mask, rows / 32 * mean_similarity(similarity, mask))
+        sizes, thinned = (count_members(group, chosen, loadings.shape[-1]) for chosen in (mask, survives))
+        quota = split_budget(sizes, thinned, rows, rows - 1 if native else rows)
+        return take_quota(group, rank + mask.shape[-1] * ~survives, quota, mask)  # survivors first
+
+    def _check_native(self, k: Counts) -> None:
+        """A `ValueError` where the release's own parts do not fit into K."""
+        smallest = k if isinstance(k, int) else min(k.tolist(), default=None)
+        least = max(2, self.options.tokens_per_group)
+        if smallest is not None and smallest < least:
+            raise ValueError(f"keep={smallest} leaves native PruneSID no group; it needs K of at least {least}")
+
+    def _loadings(self, native: bool) -> Callable[..., Float[Tensor, "B N G"]]:
+        kind = self.options.components
+        if kind == "auto":
+            kind = "exact" if native else "subspace"
+        return {"exact": exact_loadings, "subspace": subspace_loadings, "lowrank": drawn_loadings}[kind]
 
 
 def centred_features(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
@@ -81,30 +104,75 @@ def centred_features(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Fl
 
 
 def exact_loadings(
-    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"]
+    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"], width: int
 ) -> Float[Tensor, "B N G"]:
-    """How much each token has of each leading principal component, by absolute value.
+    """How much each token has of each of the `width` leading principal components, by absolute value.
 
     With tokens as variables and channels as observations; from the smaller of the two Gram matrices, in float64.
     """
     centred = centred_features(x, mask).double()
-    width = int(num_groups.max())
     if x.shape[1] <= x.shape[2]:
         vectors = torch.linalg.eigh(centred @ centred.transpose(-1, -2)).eigenvectors
     else:
         channels = torch.linalg.eigh(centred.transpose(-1, -2) @ centred).eigenvectors
-        vectors = torch.nn.functional.normalize(centred @ channels, dim=1)
+        vectors = functional.normalize(centred @ channels, dim=1)
     return vectors.flip(-1)[..., :width].abs().float()  # eigenvalues come ascending
 
 
+_OVERSAMPLING = 2  # columns iterated for each component wanted: the further behind the next one, the quicker it is gone
+_ROUNDS = (1, 1, 2, 2, 2, 2)  # powers of the Gram matrix: the first columns are too much alike for its square
+
+
+def subspace_loadings(
+    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"], width: int
+) -> Float[Tensor, "B N G"]:
+    """The same by subspace iteration on the smaller Gram matrix, for which only a small matrix is decomposed.
+
+    Each round multiplies some columns by the Gram matrix or its square and makes them orthonormal again; the components
+    are then read off within their span. Where that would not be smaller by half, this is `exact_loadings`.
+    """
+    size, columns = min(x.shape[1:]), _OVERSAMPLING * width + 8
+    if 2 * columns > size:
+        return exact_loadings(x, mask, num_groups, width)
+    centred = centred_features(x, mask).double()
+    rows = centred if x.shape[1] <= x.shape[2] else centred.transpose(-1, -2)  # [B, size, ...]
+    gram = rows @ rows.transpose(-1, -2)
+    powers = {1: gram, 2: gram @ gram}
+    basis = start_columns(size, columns, x.device).expand(len(x), -1, -1)
+    for power in _ROUNDS:
+        basis = orthonormal(powers[power] @ basis)
+    basis = orthonormal(basis)  # what rounding left of the last
+    within = torch.linalg.eigh(basis.transpose(-1, -2) @ gram @ basis).eigenvectors.flip(-1)[..., :width]
+    vectors = basis @ within
+    if rows is not centred:
+        vectors = functional.normalize(centred @ vectors, dim=1)
+    return vectors.abs().float()
+
+
+def orthonormal(columns: Float[Tensor, "B M Q"]) -> Float[Tensor, "B M Q"]:
+    """Columns of the same span, orthonormal up to rounding: Cholesky-QR, of a few small operations and no wait."""
+    columns = functional.normalize(columns, dim=1, eps=torch.finfo(columns.dtype).tiny)  # far from alike in length
+    product = columns.transpose(-1, -2) @ columns
+    product.diagonal(dim1=-2, dim2=-1).add_(1e-13)  # holds the factor up where a picture has fewer components
+    lower = torch.linalg.cholesky_ex(product).L
+    return torch.linalg.solve_triangular(lower, columns.transpose(-1, -2), upper=False).transpose(-1, -2)
+
+
+@lru_cache(maxsize=16)
+def start_columns(size: int, columns: int, device: torch.device) -> Float[Tensor, "M Q"]:
+    """Where every iteration starts: a row of random numbers for each token or channel, the same in any batch."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(size, columns, generator=generator, dtype=torch.float64).to(device)
+
+
 def drawn_loadings(
-    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"]
+    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"], width: int
 ) -> Float[Tensor, "B N G"]:
     """The same by a randomised decomposition, image by image."""
-    out = torch.zeros(*mask.shape, int(num_groups.max()), device=x.device)
-    for row, width in enumerate(num_groups.tolist()):
+    out = torch.zeros(*mask.shape, width, device=x.device)
+    for row, own_width in enumerate(num_groups.tolist()):
         own = torch.sigmoid(x[row, mask[row]].float()).T  # [D, n]; its columns are centred inside
-        out[row, mask[row], :width] = torch.pca_lowrank(own, q=width)[2].abs()
+        out[row, mask[row], :own_width] = torch.pca_lowrank(own, q=own_width)[2].abs()
     return out
 
 
@@ -123,28 +191,24 @@ def mean_similarity(similarity: Float[Tensor, "B N N"], mask: Bool[Tensor, "B N"
 
 def suppress(
     similarity: Float[Tensor, "B N N"],
-    attention: Float[Tensor, "B N"],
+    rank: Int[Tensor, "B N"],
     group: Int[Tensor, "B N"],
     mask: Bool[Tensor, "B N"],
     limit: Float[Tensor, " B"],
 ) -> Bool[Tensor, "B N"]:
-    """True where a token survives: no survivor of its group with more attention is more similar to it than `limit`."""
-    order = descending(attention, mask)
-    apart = group[:, :, None] != group[:, None, :]
-    rows = torch.arange(len(mask), device=mask.device)[:, None, None]
-    visited = similarity.masked_fill(apart, -torch.inf)[rows, order[:, :, None], order[:, None, :]]
-    alive = walk(visited, mask.gather(-1, order), lambda number: limit[:, None].expand(number.shape))
-    return torch.zeros_like(mask).scatter(-1, order, alive)
+    """True where a token survives: none of its group that survives and ranks before it is more similar than `limit`."""
+    earlier = rank[:, None, :] < rank[:, :, None]  # [B, i, j]: j is visited before i
+    together = group[:, :, None] == group[:, None, :]
+    conflict = ((similarity > limit[:, None, None]) & earlier & together).to(similarity.dtype)
+    real = mask.to(similarity.dtype)[..., None]
+    # Whether any survivor strikes a token out: a product with 0 and 1 asks for all tokens at once.
+    return settle(lambda alive: real * (conflict @ alive == 0), real).squeeze(-1) > 0
 
 
-def rank_value(
-    attention: Float[Tensor, "B N"], survives: Bool[Tensor, "B N"], mask: Bool[Tensor, "B N"]
-) -> Float[Tensor, "B N"]:
-    """A value that puts survivors before the suppressed, and each of the two by attention."""
-    num_tokens = mask.shape[-1]
-    place = torch.arange(num_tokens, device=mask.device).expand(mask.shape)
-    rank = torch.zeros_like(place).scatter(-1, descending(attention, mask), place)
-    return (survives * num_tokens - rank).float()
+def ranks(attention: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+    """Each token's place by falling attention, from 0; padding last."""
+    place = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
+    return torch.zeros_like(place).scatter_(-1, descending(attention, mask), place)
 
 
 def split_budget(
@@ -162,14 +226,15 @@ def split_budget(
     share = (survivors / survivors.sum(-1, keepdim=True).clamp(min=1)).cumsum(-1)
     borders = (share * spare[:, None]).round().long()  # halves go to the even number
     quota = one + torch.diff(borders, dim=-1, prepend=torch.zeros_like(borders[:, :1]))
-    return fill_up(torch.minimum(quota, cap), cap, survivors, total)
+    return fill_up(torch.minimum(quota, cap), cap, heaviest(survivors), total)
 
 
 def raise_caps(cap: Int[Tensor, "B G"], sizes: Int[Tensor, "B G"], k: Int[Tensor, " B"]) -> Int[Tensor, "B G"]:
     """The caps, all raised by the least same number (never past a group's size) that lets them hold k together."""
-    low, high = torch.zeros_like(k), sizes.amax(-1)
-    for _ in range(int(high.max()).bit_length() + 1):
-        middle = (low + high) // 2
-        holds = torch.minimum(cap + middle[:, None], sizes).sum(-1) >= k
-        low, high = torch.where(holds, low, middle + 1), torch.where(holds, middle, high)
-    return torch.minimum(cap + high[:, None], sizes)
+    room = (sizes - cap).sort(dim=-1).values
+    # A rise r gives sum_i min(r, room_i), the least over j of what the j smallest rooms hold and r times the others.
+    held = room.cumsum(-1) - room
+    others = torch.arange(room.shape[-1], 0, -1, device=room.device)
+    missing = (k - cap.sum(-1))[:, None] - held
+    rise = (-(-missing // others)).amax(-1, keepdim=True).clamp(min=0)
+    return torch.minimum(cap + rise, sizes)

@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.similarity import descending, pack
-
 
 def count_members(group: Int[Tensor, "B N"], chosen: Bool[Tensor, "B N"], num_groups: int) -> Int[Tensor, "B P"]:
     """How many chosen tokens each group has."""
@@ -13,34 +11,35 @@ def count_members(group: Int[Tensor, "B N"], chosen: Bool[Tensor, "B N"], num_gr
     return counts.scatter_add(-1, group, chosen.long())
 
 
+def heaviest(weight: Float[Tensor, "B P"] | Int[Tensor, "B P"]) -> Int[Tensor, "B P"]:
+    """Groups from the heaviest to the lightest, of equal ones the first."""
+    return weight.sort(dim=-1, descending=True, stable=True).indices
+
+
 def fill_up(
-    quota: Int[Tensor, "B P"],
-    room: Int[Tensor, "B P"],
-    weight: Float[Tensor, "B P"] | Int[Tensor, "B P"],
-    total: Int[Tensor, " B"],
+    quota: Int[Tensor, "B P"], room: Int[Tensor, "B P"], order: Int[Tensor, "B P"], total: Int[Tensor, " B"]
 ) -> Int[Tensor, "B P"]:
-    """Quotas that sum to `total`: what is missing goes to the heaviest group until it is full, then to the next."""
-    order = weight.sort(dim=-1, descending=True, stable=True).indices
+    """Quotas that sum to `total`: what is missing goes to the first group of `order` until it is full, and so on."""
     free = (room - quota).gather(-1, order)
     missing = (total - quota.sum(-1))[:, None] - (free.cumsum(-1) - free)
-    given = torch.minimum(missing.clamp(min=0), free)
-    return quota.scatter_add(-1, order, given)
+    return quota.scatter_add(-1, order, missing.clamp_(min=0).minimum(free))
 
 
 def take_quota(
-    group: Int[Tensor, "B N"],
-    value: Float[Tensor, "B N"],
-    quota: Int[Tensor, "B P"],
-    mask: Bool[Tensor, "B N"],
-) -> Int[Tensor, "B K"]:
-    """The `quota` largest values of each group: group by group, descending within it, -1 at the end."""
-    num_groups = quota.shape[-1]
-    group = group.masked_fill(~mask, 0)
-    order = descending(value, mask)
-    by_group = group.masked_fill(~mask, num_groups).gather(-1, order).sort(dim=-1, stable=True).indices
-    order = order.gather(-1, by_group)  # group ascending, value descending, padding last
+    group: Int[Tensor, "B N"], rank: Int[Tensor, "B N"], quota: Int[Tensor, "B P"], mask: Bool[Tensor, "B N"]
+) -> Int[Tensor, "B N"]:
+    """The `quota` first tokens of each group by rank, group by group, among -1 for all others.
+
+    Args:
+        group: The group of each token, 0 at padding.
+        rank: Each token's own place, from 0 to 2 N - 1.
+    """
+    num_groups, num_tokens = quota.shape[-1], mask.shape[-1]
+    key = (group * (2 * num_tokens) + rank).masked_fill(~mask, 2 * num_tokens * num_groups)
+    order = key.sort(dim=-1).indices  # group by group, padding last
     sizes = count_members(group, mask, num_groups)
-    own, real = group.gather(-1, order), mask.gather(-1, order)
-    start = (sizes.cumsum(-1) - sizes).gather(-1, own)
-    place = torch.arange(order.shape[-1], device=order.device) - start
-    return pack(order, real & (place < quota.gather(-1, own)))
+    own = group.gather(-1, order)
+    # Where a group's share of the list ends; padding, behind all groups, is past the end of its own.
+    end = sizes.cumsum(-1) - sizes + quota.minimum(sizes)
+    place = torch.arange(num_tokens, device=order.device)
+    return torch.where(place < end.gather(-1, own), order, -1)

@@ -30,11 +30,16 @@ class Random(ScoringPruner):
     Options: ClassVar[type] = RandomOptions
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
+        counts = [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
         logits = torch.zeros(tokens.mask.shape)
-        for row, count in enumerate(tokens.counts.tolist()):
+        for row, count in enumerate(counts):
             image = _feature_hash(tokens, row) if tokens.seeds is None else tokens.seeds[row]
             generator = torch.Generator().manual_seed(_digest(f"{self.options.seed}:{image}".encode()))
-            logits[row, tokens.mask[row].cpu()] = torch.rand(count, generator=generator)
+            own = torch.rand(count, generator=generator)
+            if tokens.is_full:
+                logits[row] = own
+            else:
+                logits[row, tokens.mask[row].cpu()] = own
         return logits.to(tokens.x.device)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -11,22 +10,12 @@ from diffprune.nn import BlockSpec
 from diffprune.types import VisualTokens
 
 
-def unit_vectors(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
-    """Each token's features at length one, in the precision they come in; zeros where a token is padding."""
-    return F.normalize(x.masked_fill(~mask[..., None], 0), dim=-1)
-
-
-def cosine(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N N"]:
-    """Cosine similarity of every pair of an image's tokens, in the precision they come in; 0 beside padding."""
-    unit = unit_vectors(x, mask)
-    return unit @ unit.transpose(-1, -2)
-
-
 def cls_attention(tokens: VisualTokens, method: str) -> Float[Tensor, "B N"]:
     """The attention the encoder pays to each token, float32, 0 at padding; a `ValueError` where it was not given."""
     if tokens.cls_attention is None:
         raise ValueError(f"{method} reads VisualTokens.cls_attention, which is None; let the backbone give it")
-    return tokens.cls_attention.float().masked_fill(~tokens.mask, 0.0)
+    attention = tokens.cls_attention.float()
+    return attention if tokens.is_full else attention.masked_fill(~tokens.mask, 0.0)
 
 
 def key_metric(tokens: VisualTokens, method: str, block: BlockSpec | None) -> Float[Tensor, "B N E"]:
@@ -47,9 +36,8 @@ def descending(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Int[T
     return values.masked_fill(~mask, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
 
 
-def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"]) -> Int[Tensor, "B K"]:
-    """The chosen entries of each row in their order, -1 at the end of rows that have fewer."""
-    width = int(chosen.sum(-1).max()) if chosen.numel() else 0
+def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"], width: int) -> Int[Tensor, "B K"]:
+    """The first `width` chosen entries of each row in their order, -1 at the end of rows that have fewer."""
     order = (~chosen).byte().sort(dim=-1, stable=True).indices[:, :width]
     return torch.where(chosen.gather(-1, order), index.gather(-1, order), -1)
 
@@ -69,8 +57,7 @@ def walk(
     """True at the survivors of a walk from the first token to the last.
 
     A survivor strikes out every later token that is more similar to it than its limit; `limit` gives that from the
-    survivor's number (the first one is 1). Instead of token by token, all are decided at once again and again: a round
-    settles at least one more token of the list, and a round that changes nothing has found the walk's own answer.
+    survivor's number (the first one is 1).
 
     Args:
         similarity: Of the tokens in the order they are visited.
@@ -78,11 +65,30 @@ def walk(
     """
     num_tokens = mask.shape[-1]
     earlier = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=mask.device).tril(-1)  # [later, earlier]
-    alive = mask
-    while True:
+
+    def decide(alive: Bool[Tensor, "B N"]) -> Bool[Tensor, "B N"]:
         limits = limit(alive.cumsum(-1))
         struck = (similarity > limits[:, None, :]) & earlier & alive[:, None, :]
-        survivors = mask & ~struck.any(-1)
-        if torch.equal(survivors, alive):
+        return mask & ~struck.any(-1)
+
+    return settle(decide, mask)
+
+
+_ROUNDS = 4  # between two looks at the device
+
+
+def settle(decide: Callable[[Tensor], Tensor], alive: Tensor) -> Tensor:
+    """The survivors when each strikes out some of those visited after it: what `decide` gives back unchanged.
+
+    Instead of token by token, all are decided at once again and again: a round settles at least one more token of the
+    walk, and a round that changes nothing has found the walk's own answer.
+
+    Args:
+        decide: Who survives if those it is given strike out others.
+        alive: Everyone.
+    """
+    while True:
+        for _ in range(_ROUNDS):
+            before, alive = alive, decide(alive)
+        if torch.equal(before, alive):
             return alive
-        alive = survivors

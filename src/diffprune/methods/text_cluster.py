@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Pruner
+from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.ops import cosine_matrix, hard_mask, hard_topk, unit_range
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
@@ -45,7 +45,7 @@ class TextCluster(Pruner):
     needs: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
     Options: ClassVar[type] = TextClusterOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         mask, relevance = tokens.mask, text_relevance(tokens)
         assert tokens.projected is not None  # text_relevance has looked
         cosines = cosine_matrix(tokens.projected.float())
@@ -73,7 +73,7 @@ def text_relevance(tokens: VisualTokens) -> Float[Tensor, "B N"]:
 
 def density_peaks(
     distance: Float[Tensor, "B N N"],
-    num_clusters: Int[Tensor, " B"],
+    num_clusters: int | Int[Tensor, " B"],
     mask: Bool[Tensor, "B N"],
     *,
     neighbours: int,
@@ -82,7 +82,9 @@ def density_peaks(
     num_tokens = distance.shape[-1]
     real = mask.unsqueeze(1) & mask.unsqueeze(2)
     own = torch.eye(num_tokens, dtype=torch.bool, device=distance.device)
-    nearest = distance.masked_fill(~real | own, torch.inf).sort(-1).values[..., :neighbours]  # [B, N, neighbours]
+    nearest = (
+        distance.masked_fill(~real | own, torch.inf).topk(min(neighbours, num_tokens), largest=False).values
+    )  # [B, N, neighbours]
     found = nearest.isfinite()
     density = (-nearest.where(found, 0).square().sum(-1) / found.sum(-1).clamp(min=1)).exp()  # [B, N]
     place = torch.arange(num_tokens, device=distance.device)

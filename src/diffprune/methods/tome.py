@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Merged, MergingPruner, check_choices
-from diffprune.methods.similarity import descending, key_metric, unit_vectors
+from diffprune.methods.base import Card, Counts, Merged, MergingPruner, check_choices
+from diffprune.methods.similarity import descending, key_metric
 from diffprune.nn import BlockSpec
-from diffprune.ops import take_tokens
-from diffprune.ops.hard_topk import check_inputs
+from diffprune.nn.blocks import zero_padding
+from diffprune.ops import cosine_matrix, take_tokens
+from diffprune.ops.hard_topk import check_inputs, per_row
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -57,21 +58,21 @@ class ToMe(MergingPruner):
         if self.options.metric == "keys":
             self.needs = frozenset({"keys"})  # pyright: ignore[reportAttributeAccessIssue]
 
-    def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
         return self._merged(tokens, in_raster_order(self._merge(tokens, k, native=self.options.native)))
 
-    def reduce_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+    def reduce_native(self, tokens: VisualTokens, k: Counts) -> Merged:
         """The tokens that repeated rounds of the release's matching leave, in its order."""
         return self._merged(tokens, self._merge(tokens, k, native=True))
 
-    def select_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         """Where those stand."""
         return self.reduce_native(tokens, k).positions
 
     def _merged(self, tokens: VisualTokens, bag: Bag) -> Merged:
         return Merged(bag.values[..., : tokens.x.shape[-1]].to(tokens.x.dtype), bag.positions)
 
-    def _merge(self, tokens: VisualTokens, k: Int[Tensor, " B"], *, native: bool) -> Bag:
+    def _merge(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Bag:
         mask, width = tokens.mask, tokens.x.shape[-1]
         check_inputs(mask.float(), k, mask)
         values = tokens.x.float()
@@ -82,10 +83,14 @@ class ToMe(MergingPruner):
         bag = in_raster_order(
             Bag(values.masked_fill(~mask[..., None], 0.0), mask.float(), index.masked_fill(~mask, -1))
         )
-        left, goals = tokens.counts.tolist(), k.tolist()
-        while any(merges := [min(now // 2, now - goal) for now, goal in zip(left, goals, strict=True)]):
-            bag = merge_pairs(bag, bag.values[..., compared], k.new_tensor(merges))
-            left = [now - gone for now, gone in zip(left, merges, strict=True)]
+        # How many are left of each row, here and on the device. With one goal for all a full row bounds the others.
+        left, goals = ([mask.shape[-1]], [k]) if isinstance(k, int) else (tokens.counts.tolist(), k.tolist())
+        counts, goal = tokens.counts, per_row(k, mask, torch.int64).squeeze(-1)
+        while any(merges := [min(now // 2, now - wanted) for now, wanted in zip(left, goals, strict=True)]):
+            gone = torch.minimum(counts // 2, counts - goal)
+            bag = merge_pairs(bag, bag.values[..., compared], gone)
+            counts = counts - gone
+            left = [now - merged for now, merged in zip(left, merges, strict=True)]
             bag = Bag(*(part[:, : max(left)] for part in bag))
             bag = bag if native else in_raster_order(bag)
         return Bag(*(part[:, : max(left, default=0)] for part in bag))
@@ -99,8 +104,8 @@ def merge_pairs(bag: Bag, metric: Float[Tensor, "B M E"], num_merges: Int[Tensor
     that merges nothing stays as it is.
     """
     real = bag.positions >= 0
-    unit = unit_vectors(metric, real)
-    similarity = unit[:, ::2] @ unit[:, 1::2].transpose(-1, -2)  # [B, A, C]
+    metric = zero_padding(metric, real)
+    similarity = cosine_matrix(metric[:, ::2], metric[:, 1::2])  # [B, A, C]
     similarity = similarity.masked_fill(~real[:, None, 1::2], -torch.inf)
     best, partner = similarity.max(-1)
     order = descending(best, real[:, ::2])  # [B, A], by rank

@@ -1,14 +1,15 @@
 """Keep tokens spread evenly over the image: subsampling without looking."""
 
 import math
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from diffprune.methods.base import Card, Pruner
+from diffprune.methods.average_pool import grids_and_counts, real_index
+from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.registry import METHODS
 from diffprune.types import Grid, VisualTokens
 
@@ -22,19 +23,19 @@ class UniformGrid(Pruner):
 
     card = Card(idea="keeps an evenly spaced lattice of tokens")
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        if not tokens.grid:
-            raise ValueError("uniform_grid needs VisualTokens.grid, which is empty; give (rows, columns)")
-        kept = []
-        for row, budget in enumerate(k.tolist()):
-            real = tokens.mask[row].nonzero().squeeze(-1)
-            rows, columns = tokens.grid[row]
-            grid = (rows, columns) if rows * columns == len(real) else (1, len(real))
-            kept.append(real[torch.tensor(spread_evenly(grid, budget), dtype=torch.int64, device=real.device)])
-        return pad_sequence(kept, batch_first=True, padding_value=-1)
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        plans = [
+            lattice_table(grid, budget, tokens.x.device) for grid, budget in grids_and_counts(tokens, k, "uniform_grid")
+        ]
+        return real_index(pad_sequence(plans, batch_first=True, padding_value=-1), tokens)
 
 
-@cache  # pictures of one size are many
+@lru_cache(maxsize=64)  # pictures of one size are many
+def lattice_table(grid: Grid, k: int, device: torch.device) -> Int[Tensor, " k"]:
+    """`spread_evenly` as a tensor."""
+    return torch.tensor(spread_evenly(grid, k), dtype=torch.int64, device=device)
+
+
 def spread_evenly(grid: Grid, k: int) -> list[int]:
     """Raster indices, ascending, of k cells spread over the grid."""
     if k == 0:

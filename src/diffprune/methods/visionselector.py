@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.methods.base import (
@@ -20,12 +20,12 @@ from diffprune.methods.base import (
     Restricted,
     TrainablePruner,
     check_choices,
-    draw_normal,
     require_block,
 )
 from diffprune.nn import BlockSpec, make_scorer
 from diffprune.nn.blocks import zero_padding
-from diffprune.ops import RESPONSES, Response, hard_mask, log_weight, scale_gate, soft_topk, vp_noise
+from diffprune.ops import RESPONSES, hard_mask, hardness, scale_gate, soft_topk, vp_noise
+from diffprune.ops.noise import draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -83,7 +83,7 @@ class VisionSelector(TrainablePruner):
         self.register_buffer("throttle_passes", torch.zeros((), dtype=torch.int64))
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
-        return self.scorer(tokens.x, mask=tokens.mask, coords=tokens.coords, segment=tokens.segment)
+        return self.scorer(tokens.x, mask=tokens.padding_mask, coords=tokens.coords, segment=tokens.segment)
 
     def restrict(
         self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
@@ -109,17 +109,3 @@ class VisionSelector(TrainablePruner):
         options = self.options
         progress = (self.throttle_passes / options.ramp_steps).clamp(max=1.0)
         return options.weight_start + (options.weight_end - options.weight_start) * progress
-
-
-def hardness(
-    z: Float[Tensor, "B N"], chosen: Bool[Tensor, "B N"], mask: Bool[Tensor, "B N"], response: Response
-) -> Float[Tensor, ""]:
-    """Binary cross-entropy between the weights f(z) and the hard choice, mean over each image's tokens, then images.
-
-    Of z and not of the weights, so that nothing is clamped. Both sum to k, so the gradient in a logit is
-    (alpha_i - h_i) / N for the sigmoid response: it pushes what is on top now further up, whatever the task says.
-    """
-    free = mask & z.isfinite()  # where all or nothing stays, the weights are the choice and cost nothing
-    signed = torch.where(chosen, z, -z).where(free, 0.0)
-    cost = -log_weight(signed, response=response).where(free, 0.0)
-    return (cost.sum(-1) / mask.sum(-1).clamp(min=1)).mean()

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Merged, MergingPruner
-from diffprune.methods.similarity import cls_attention, key_metric, pack, unit_vectors
-from diffprune.ops import hard_mask, take_tokens
-from diffprune.ops.hard_topk import check_inputs
+from diffprune.methods.base import Card, Counts, Merged, MergingPruner
+from diffprune.methods.similarity import cls_attention, key_metric, pack
+from diffprune.nn.blocks import zero_padding
+from diffprune.ops import cosine_matrix, hard_mask, take_tokens
+from diffprune.ops.hard_topk import check_inputs, per_row, widest
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -48,51 +49,54 @@ class VisionZip(MergingPruner):
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention", "keys"})
     Options: ClassVar[type] = VisionZipOptions
 
-    def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
         merged = self._merge(tokens, k, native=self.options.native)
         order = merged.positions.masked_fill(merged.positions < 0, tokens.x.shape[1]).sort(dim=-1).indices
         return Merged(take_tokens(merged.x, order), merged.positions.gather(-1, order))
 
-    def reduce_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
+    def reduce_native(self, tokens: VisualTokens, k: Counts) -> Merged:
         """What the release puts after [CLS], K - 1 tokens, in its order: dominant ones as they lie, then contextual."""
         return self._merge(tokens, k, native=True)
 
-    def select_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         """Where those stand: the dominant tokens, then the targets of the contextual ones."""
         return self.reduce_native(tokens, k).positions
 
-    def _merge(self, tokens: VisualTokens, k: Int[Tensor, " B"], *, native: bool) -> Merged:
+    def _merge(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Merged:
         attention, mask = cls_attention(tokens, "visionzip"), tokens.mask
         check_inputs(attention, k, mask)
-        metric = unit_vectors(key_metric(tokens, "visionzip", self.block), mask)
+        metric = zero_padding(key_metric(tokens, "visionzip", self.block), tokens.padding_mask)
         contextual = self._contextual(k, native=native)
-        dominant = hard_mask(attention, k - int(native) - contextual, mask)
+        main = k - int(native) - contextual
+        dominant = hard_mask(attention, main, mask)
         rest = mask & ~dominant
-        target = spaced_targets(rest, contextual)
+        target = spaced_targets(rest, per_row(contextual, mask, torch.int64))
         index = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
-        centres = pack(index, target)  # [B, C]
-        x = tokens.x.masked_fill(~mask[..., None], 0)
+        centres = pack(index, target, widest(contextual))  # [B, C]
+        x = zero_padding(tokens.x, tokens.padding_mask)
         merged = (take_tokens(x, centres) + mean_of_assigned(x, metric, rest & ~target, centres)).to(x.dtype)
-        kept = pack(index, dominant)
+        kept = pack(index, dominant, widest(main))
         joined = torch.cat([take_tokens(x, kept), merged], dim=1)
         positions = torch.cat([kept, centres], dim=-1)
         found = positions >= 0  # rows that have fewer dominant tokens have a gap before their contextual ones
-        order = pack(torch.arange(found.shape[-1], device=found.device).expand(found.shape), found)
+        places = torch.arange(found.shape[-1], device=found.device).expand(found.shape)
+        order = pack(places, found, max(0, widest(k) - int(native)))
         positions = positions.gather(-1, order.clamp(min=0)).masked_fill(order < 0, -1)
         return Merged(take_tokens(joined, order), positions)
 
-    def _contextual(self, k: Int[Tensor, " B"], *, native: bool) -> Int[Tensor, " B"]:
+    def _contextual(self, k: Counts, *, native: bool) -> Counts:
         """How many of each row's K are contextual; a `ValueError` where that leaves no dominant token."""
         share = self.options.contextual
-        counts = [share if isinstance(share, int) else math.floor(budget * share + 0.5) for budget in k.tolist()]
-        for budget, count in zip(k.tolist(), counts, strict=True):
+        budgets = [k] if isinstance(k, int) else k.tolist()
+        counts = [share if isinstance(share, int) else math.floor(budget * share + 0.5) for budget in budgets]
+        for budget, count in zip(budgets, counts, strict=True):
             if budget and budget - int(native) - count < 1:
                 smallest = share + 1 + int(native) if isinstance(share, int) else _smallest(share, int(native))
                 raise ValueError(
                     f"keep={budget} leaves VisionZip no dominant token beside {count} contextual ones"
                     f"{' and [CLS]' if native else ''}; keep at least {smallest}, or lower contextual={share}"
                 )
-        return k.new_tensor(counts)
+        return counts[0] if isinstance(k, int) else k.new_tensor(counts)
 
 
 def _smallest(share: float, extra: int) -> int:
@@ -102,11 +106,11 @@ def _smallest(share: float, extra: int) -> int:
     return max(failing, default=0) + 1
 
 
-def spaced_targets(rest: Bool[Tensor, "B N"], contextual: Int[Tensor, " B"]) -> Bool[Tensor, "B N"]:
+def spaced_targets(rest: Bool[Tensor, "B N"], contextual: Int[Tensor, "B 1"]) -> Bool[Tensor, "B N"]:
     """True at every `n // contextual`-th of the n remaining tokens, the first `contextual` of them."""
-    step = (rest.sum(-1) // contextual.clamp(min=1)).clamp(min=1)[:, None]
+    step = (rest.sum(-1, keepdim=True) // contextual.clamp(min=1)).clamp(min=1)
     place = rest.cumsum(-1) - 1
-    return rest & (place % step == 0) & (place // step < contextual[:, None])
+    return rest & (place % step == 0) & (place // step < contextual)
 
 
 def mean_of_assigned(
@@ -118,7 +122,7 @@ def mean_of_assigned(
     """Of each centre the mean, float32, of the free tokens most similar to it; 0 where it has none."""
     if not centres.shape[-1]:
         return x.new_zeros(len(x), 0, x.shape[-1], dtype=torch.float32)
-    similarity = metric @ take_tokens(metric, centres).transpose(-1, -2)  # [B, N, C]
+    similarity = cosine_matrix(metric, take_tokens(metric, centres))  # [B, N, C]
     nearest = similarity.masked_fill((centres < 0)[:, None, :], -torch.inf).argmax(-1)
     assigned = (nearest[..., None] == torch.arange(centres.shape[-1], device=x.device)) & free[..., None]
     counts = assigned.sum(1).clamp(min=1)[..., None]

@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Pruner
-from diffprune.methods.similarity import cls_attention, cosine, descending, pack, raster
-from diffprune.ops.hard_topk import check_inputs
+from diffprune.methods.base import Card, Counts, Pruner
+from diffprune.methods.similarity import cls_attention, descending, pack, raster
+from diffprune.nn.blocks import zero_padding
+from diffprune.ops import cosine_matrix
+from diffprune.ops.hard_topk import check_inputs, widest
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -47,51 +49,73 @@ class VisPruner(Pruner):
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
     Options: ClassVar[type] = VisPrunerOptions
 
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         return self._choose(tokens, k, native=self.options.native)
 
-    def select_native(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         """What the release keeps, in its order, which is raster order."""
         return self._choose(tokens, k, native=True)
 
-    def _choose(self, tokens: VisualTokens, k: Int[Tensor, " B"], *, native: bool) -> Int[Tensor, "B K"]:
+    def _choose(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Int[Tensor, "B K"]:
         attention = cls_attention(tokens, "vispruner")
         check_inputs(attention, k, tokens.mask)
-        important = [int(budget * self.options.important) for budget in k.tolist()]
+        static = isinstance(k, int) and tokens.is_full  # then every row is as long as the others
+        budgets = [k] * len(tokens) if isinstance(k, int) else k.tolist()
+        important = [int(budget * self.options.important) for budget in budgets]
+        wanted = [budget - first for budget, first in zip(budgets, important, strict=True)]
         order = descending(attention, tokens.mask)  # [B, N]
-        real = tokens.mask.gather(-1, order)
-        head = torch.arange(order.shape[-1], device=order.device) < k.new_tensor(important)[:, None]
-        similarity = cosine(tokens.x if native else tokens.x.float(), tokens.mask)
-        rest = pack(order, real & ~head)
-        wanted = [budget - first for budget, first in zip(k.tolist(), important, strict=True)]
-        diverse = drop_duplicates(similarity, rest, wanted, self.options.step)
-        return raster(torch.cat([pack(order, real & head), diverse], dim=-1))[:, : int(k.max()) if len(k) else 0]
+        similarity = cosine_matrix(zero_padding(tokens.x if native else tokens.x.float(), tokens.padding_mask))
+        if static and important:
+            best, rest, goal = order[:, : important[0]], order[:, important[0] :], wanted[0]
+        else:
+            real = tokens.mask.gather(-1, order)
+            is_best = torch.arange(order.shape[-1], device=order.device) < order.new_tensor(important)[:, None]
+            best = pack(order, real & is_best, max(important, default=0))
+            rest, goal = pack(order, real & ~is_best, order.shape[-1] - min(important, default=0)), wanted
+        diverse = drop_duplicates(similarity, rest, goal, self.options.step)
+        return raster(torch.cat([best, diverse], dim=-1))[:, : widest(k)]
 
 
 def drop_duplicates(
-    similarity: Float[Tensor, "B N N"], listed: Int[Tensor, "B R"], wanted: list[int], step: int
+    similarity: Float[Tensor, "B N N"], listed: Int[Tensor, "B R"], wanted: int | list[int], step: int
 ) -> Int[Tensor, "B K"]:
     """What is left of each row's list once it is down to the wanted length.
 
     A round splits the list alternately in two and drops, of the first half, up to `step` tokens: those most similar to
     one of the second half. The first half goes on sorted by that similarity, then the second half as it was.
+
+    Args:
+        listed: Tokens, -1 behind the last of a shorter row.
+        wanted: Of each row; or of all of them, none of which is shorter: then nothing has to be read.
     """
+    if isinstance(wanted, int):
+        while (length := listed.shape[-1]) > wanted:
+            ranked, second = _halves(similarity, listed)
+            listed = torch.cat([ranked[:, min(step, length - wanted, (length + 1) // 2) :], second], dim=-1)
+        return listed
     left = (listed >= 0).sum(-1).tolist()
-    rows = torch.arange(len(listed), device=listed.device)[:, None, None]
     while True:
         # Never more than there are in the first half; a row that is done drops nothing.
         drops = [min(step, max(0, now - goal), (now + 1) // 2) for now, goal in zip(left, wanted, strict=True)]
+        left = [now - gone for now, gone in zip(left, drops, strict=True)]
         if not any(drops):
-            return listed
-        first, second = listed[:, ::2], listed[:, 1::2]  # one longer, the first, where the list is odd
-        near = similarity[rows, first[:, :, None], second[:, None, :]]  # [B, A, C]
-        closest = _largest(near.masked_fill((second < 0)[:, None, :], -torch.inf))
-        order = descending(closest.float(), first >= 0)
-        ranked = first.gather(-1, order)
+            return listed[:, : max(left, default=0)]
+        ranked, second = _halves(similarity, listed)
         stays = torch.arange(ranked.shape[-1], device=listed.device) >= listed.new_tensor(drops)[:, None]
         after = torch.cat([ranked, second], dim=-1)
-        listed = pack(after, (after >= 0) & torch.cat([stays, torch.ones_like(second, dtype=torch.bool)], dim=-1))
-        left = [now - gone for now, gone in zip(left, drops, strict=True)]
+        stays = torch.cat([stays, torch.ones_like(second, dtype=torch.bool)], dim=-1)
+        listed = pack(after, (after >= 0) & stays, max(left))
+
+
+def _halves(
+    similarity: Float[Tensor, "B N N"], listed: Int[Tensor, "B R"]
+) -> tuple[Int[Tensor, "B A"], Int[Tensor, "B C"]]:
+    """Every other token of the list, those most similar to one between them first and -1 last; and those between."""
+    first, second = listed[:, ::2], listed[:, 1::2]  # one longer, the first, where the list is odd
+    rows = torch.arange(len(listed), device=listed.device)[:, None, None]
+    near = similarity[rows, first[:, :, None], second[:, None, :]]  # [B, A, C]
+    closest = _largest(near.masked_fill((second < 0)[:, None, :], -torch.inf))
+    return first.gather(-1, descending(closest.float(), first >= 0)), second
 
 
 def _largest(values: Float[Tensor, "B A C"]) -> Float[Tensor, "B A"]:

@@ -6,16 +6,14 @@ gives the other root.
 """
 
 import math
-from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from diffprune.ops.noise import Generators, draw_normal
 from diffprune.ops.soft_topk import Response
-
-Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
 def sqrt_weight(z: Float[Tensor, "..."], *, response: Response = "laplace") -> Float[Tensor, "..."]:
@@ -100,27 +98,8 @@ def _deviation(
     if (mu is None) != (sigma is None):
         raise ValueError(f"matched noise needs mu and sigma, but {'mu' if mu is None else 'sigma'} is None; give both")
     if noise is None:
-        noise = draw(x, generator, lambda numbers, own: numbers.normal_(generator=own))
+        noise = draw_normal(x, None, generator)
     elif generator is not None:
         raise ValueError("noise and generator are both given; leave one of them None")
     noise = noise.to(x.dtype)
     return noise if sigma is None else sigma.to(x.dtype) * noise
-
-
-def draw(
-    like: Float[Tensor, "B *rest"], generator: Generators, fill_: Callable[[Tensor, torch.Generator | None], object]
-) -> Float[Tensor, "B *rest"]:
-    """Random numbers of the same shape, type and device, written by `fill_(tensor, generator)`.
-
-    Args:
-        generator: One for all rows (None: torch's own), or one per row: then a row draws the same in any batch.
-    """
-    numbers = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    if not isinstance(generator, Sequence):
-        fill_(numbers, generator)
-        return numbers
-    if len(generator) != len(numbers):
-        raise ValueError(f"{len(generator)} generators for {len(numbers)} rows; give one per row, or one for all")
-    for row, own in zip(numbers, generator, strict=True):
-        fill_(row, own)
-    return numbers

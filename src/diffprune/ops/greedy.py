@@ -1,9 +1,9 @@
 """Greedy choices of a set: each step takes the token that adds most to what is taken already.
 
-Every function runs as many steps as the largest k, each a few operations over all rows, and gives indices as
-`hard_topk` does: ascending, never padding, -1 at the end of rows that keep fewer. A greedy choice of k begins with its
-choice of k - 1, so a row with a smaller budget simply stops earlier. Of equal gains the lower index goes first. There
-is no gradient.
+Every function runs as many steps as the largest k, each a few operations over all rows in buffers made before, and
+gives indices as `hard_topk` does: ascending, never padding, -1 at the end of rows that keep fewer. A greedy choice of k
+begins with its choice of k - 1, so a row with a smaller budget simply stops earlier. Of equal gains the lower index
+goes first. There is no gradient, and with an int k nothing waits for the device.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from diffprune.ops.hard_topk import check_inputs, per_row
+from diffprune.ops.hard_topk import check_inputs, per_row, widest
 
 # Of its own squared length, what a token must still have outside the span of the others to count as new: float32 leaves
 # rounding of some 1e-5 there once the span is full, and two tokens this close are half a degree apart.
@@ -67,11 +67,7 @@ def greedy_determinant(
         mask: True where a token is real.
         tolerance: The share of its diagonal below which a token's residual counts as rounding.
     """
-
-    def row(pick: Int64[Tensor, "B 1"]) -> Float[Tensor, "B N"]:
-        return kernel.gather(1, pick.unsqueeze(-1).expand(-1, -1, kernel.shape[-1])).squeeze(1)
-
-    return _pivoted_cholesky(kernel.diagonal(dim1=1, dim2=2), row, k, mask, tolerance)
+    return _pivoted_cholesky(kernel.diagonal(dim1=1, dim2=2), lambda pick: _row_of(kernel, pick), k, mask, tolerance)
 
 
 @torch.no_grad()
@@ -87,9 +83,8 @@ def greedy_orthogonal(
     The same choice as `greedy_determinant(x @ x^T, ...)` without that matrix; its rows are made as they are needed.
     """
 
-    def row(pick: Int64[Tensor, "B 1"]) -> Float[Tensor, "B N"]:
-        taken = x.gather(1, pick.unsqueeze(-1).expand(-1, -1, x.shape[-1]))  # [B, 1, D]
-        return (taken @ x.transpose(1, 2)).squeeze(1)
+    def row(pick: Int64[Tensor, "B 1"]) -> Float[Tensor, "B 1 N"]:
+        return _row_of(x, pick) @ x.transpose(1, 2)
 
     return _pivoted_cholesky(x.square().sum(-1), row, k, mask, tolerance)
 
@@ -107,19 +102,20 @@ def greedy_max_min(
         k: Tokens to keep, from 0 to the real tokens of the row.
         mask: True where a token is real.
     """
-    real = _real(distance[:, 0], mask)
-    padded = distance.masked_fill(~real.unsqueeze(-1), torch.inf)  # no token is near to padding
+    if mask is not None:
+        distance = distance.masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)), torch.inf)  # none is near to padding
     # A column's smallest entry is the token itself; a token that is alone in its row has no other.
-    nearest = padded.topk(min(2, padded.shape[1]), dim=1, largest=False).values[:, -1]  # [B, N]
+    nearest = distance.topk(min(2, distance.shape[1]), dim=1, largest=False).values[:, -1]  # [B, N]
     check_inputs(nearest, k, mask)
-    taken, picks = ~real, _no_picks(real, k)
-    for step in range(picks.shape[1]):
-        pick = nearest.masked_fill(taken, -torch.inf).argmax(-1, keepdim=True)  # [B, 1]
-        own = padded.gather(1, pick.unsqueeze(-1).expand(-1, -1, padded.shape[-1])).squeeze(1)
-        nearest = own if step == 0 else nearest.minimum(own)
-        taken = taken.scatter(1, pick, True)
-        picks[:, step] = pick.squeeze(-1)
-    return _ascending(picks, real, k)
+    nearest = _without_padding(nearest, mask)  # what may not be taken is at -inf, and no minimum brings it back
+    picks = _no_picks(nearest, k)
+    for step, pick in enumerate(picks):
+        torch.argmax(nearest, -1, keepdim=True, out=pick)
+        own = _row_of(distance, pick).squeeze(1)
+        # From the second on what is taken counts, and no longer who is lonely.
+        nearest = _without_padding(own, mask) if step == 0 else torch.minimum(nearest, own, out=nearest)
+        nearest.scatter_(1, pick, -torch.inf)
+    return _ascending(picks, k, mask)
 
 
 @torch.no_grad()
@@ -136,66 +132,78 @@ def greedy_coverage(
         k: Tokens to keep, from 0 to the real tokens of the row.
         mask: True where a token is real.
     """
-    check_inputs(coverage.sum(1), k, mask)
-    real = _real(coverage[:, 0], mask)
-    covered = coverage.new_zeros(*coverage.shape[:2], 1)  # [B, R, 1]
-    taken, picks = ~real, _no_picks(real, k)
-    for step in range(picks.shape[1]):
-        gain = (coverage - covered).clamp_(min=0).sum(1)  # [B, N]
-        pick = gain.masked_fill(taken, -torch.inf).argmax(-1, keepdim=True)
+    gain = coverage.sum(1)  # [B, N], what each token would add
+    check_inputs(gain, k, mask)
+    taken = torch.zeros_like(gain, dtype=torch.bool) if mask is None else ~mask
+    covered = coverage.new_zeros(*coverage.shape[:2], 1)
+    picks, missing = _no_picks(gain, k), torch.empty_like(coverage)
+    for pick in picks:
+        torch.sub(coverage, covered, out=missing)
+        torch.sum(missing.clamp_(min=0), 1, out=gain)
+        torch.argmax(gain.masked_fill_(taken, -torch.inf), -1, keepdim=True, out=pick)
         own = coverage.gather(2, pick.unsqueeze(1).expand(-1, coverage.shape[1], -1))
-        covered = covered.maximum(own)
-        taken = taken.scatter(1, pick, True)
-        picks[:, step] = pick.squeeze(-1)
-    return _ascending(picks, real, k)
+        torch.maximum(covered, own, out=covered)
+        taken.scatter_(1, pick, True)
+    return _ascending(picks, k, mask)
 
 
 def _pivoted_cholesky(
     diagonal: Float[Tensor, "B N"],
-    row: Callable[[Int64[Tensor, "B 1"]], Float[Tensor, "B N"]],
+    row: Callable[[Int64[Tensor, "B 1"]], Float[Tensor, "B 1 N"]],
     k: int | Int[Tensor, " B"],
     mask: Bool[Tensor, "B N"] | None,
     tolerance: float,
 ) -> Int64[Tensor, "B K"]:
     """The pivots of the kernel with that diagonal, whose rows are asked for as they are needed."""
     check_inputs(diagonal, k, mask)
-    real = _real(diagonal, mask)
-    residual = diagonal.masked_fill(~real, 0)
-    floor = tolerance * residual
-    # From -2 to -1, so behind every residual that is left and before what is taken.
-    exhausted = residual / residual.amax(-1, keepdim=True).clamp(min=torch.finfo(residual.dtype).tiny) - 2
-    taken, picks = ~real, _no_picks(real, k)
-    factors = residual.new_zeros(len(residual), picks.shape[1], residual.shape[1])  # [B, K, N]
-    for step in range(picks.shape[1]):
-        value = residual.where(residual > floor, exhausted).masked_fill(taken, -torch.inf)
-        size, pick = value.max(-1, keepdim=True)  # [B, 1] each; of equal ones the first
-        past = factors[:, :step]
-        own = past.gather(2, pick.unsqueeze(1).expand(-1, step, -1))  # [B, step, 1]
-        left = row(pick) - (own.transpose(1, 2) @ past).squeeze(1)
-        factor = torch.where(size > 0, left / size.clamp(min=torch.finfo(size.dtype).tiny).sqrt(), 0)
-        factors[:, step] = factor
-        residual = residual - factor.square()
-        taken = taken.scatter(1, pick, True)
-        picks[:, step] = pick.squeeze(-1)
-    return _ascending(picks, real, k)
+    diagonal = diagonal if mask is None else diagonal.masked_fill(~mask, 0)
+    floor = tolerance * diagonal
+    # In a row's order of preference: residuals above the floor; then, from -2 to -1, what is left by its diagonal.
+    residual, exhausted = state = torch.stack(
+        [diagonal, diagonal / diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(diagonal.dtype).tiny) - 2]
+    )  # [2, B, N]; -inf in both for what may not be taken
+    if mask is not None:
+        state.masked_fill_(~mask, -torch.inf)
+    picks = _no_picks(diagonal, k)
+    factors = diagonal.new_empty(len(picks), *diagonal.shape)  # [K, B, N]
+    size = diagonal.new_empty(len(diagonal), 1)
+    for step, pick in enumerate(picks):
+        torch.max(torch.where(residual > floor, residual, exhausted), -1, keepdim=True, out=(size, pick))
+        past = factors[:step]
+        own = past.gather(2, pick.expand(step, -1, -1))  # [step, B, 1]
+        left = torch.baddbmm(row(pick), own.permute(1, 2, 0), past.transpose(0, 1), alpha=-1).squeeze(1)
+        # The root of a size below 0 is NaN, and what is divided by infinity adds nothing.
+        root = size.sqrt().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        factor = torch.div(left, root, out=factors[step])
+        residual.addcmul_(factor, factor, value=-1)
+        state.scatter_(2, pick.expand(2, -1, -1), -torch.inf)
+    return _ascending(picks, k, mask)
 
 
-def _real(like: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B N"]:
-    return torch.ones_like(like, dtype=torch.bool) if mask is None else mask
+def _without_padding(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N"]:
+    """A copy with -inf at padding."""
+    return values.clone() if mask is None else values.masked_fill(~mask, -torch.inf)
 
 
-def _no_picks(real: Bool[Tensor, "B N"], k: int | Int[Tensor, " B"]) -> Int64[Tensor, "B K"]:
-    """Room for as many picks as the largest budget."""
-    width = k if isinstance(k, int) else int(k.max()) if k.numel() else 0
-    return torch.zeros(len(real), width, dtype=torch.int64, device=real.device)
+def _row_of(matrix: Float[Tensor, "B N M"], pick: Int64[Tensor, "B 1"]) -> Float[Tensor, "B 1 M"]:
+    """The row of each matrix that its pick names."""
+    return matrix.gather(1, pick.unsqueeze(-1).expand(-1, -1, matrix.shape[-1]))
+
+
+def _no_picks(like: Float[Tensor, "B N"], k: int | Int[Tensor, " B"]) -> Int64[Tensor, "K B 1"]:
+    """Room for as many picks as the largest budget, step by step."""
+    return torch.empty(widest(k), len(like), 1, dtype=torch.int64, device=like.device)
 
 
 def _ascending(
-    picks: Int64[Tensor, "B K"], real: Bool[Tensor, "B N"], k: int | Int[Tensor, " B"]
+    picks: Int64[Tensor, "K B 1"], k: int | Int[Tensor, " B"], mask: Bool[Tensor, "B N"] | None
 ) -> Int64[Tensor, "B K"]:
     """Each row's first k picks in ascending order, then -1; never more than it has real tokens."""
-    num_tokens = real.shape[-1]
-    budget = per_row(k, picks.double(), torch.int64).minimum(real.sum(-1, keepdim=True))
-    step = torch.arange(picks.shape[-1], device=picks.device)
-    keep = picks.masked_fill(step >= budget, num_tokens).sort(dim=-1).values
-    return keep.masked_fill(keep == num_tokens, -1)
+    chosen = picks.squeeze(-1).T  # [B, K]
+    if mask is None and isinstance(k, int):
+        return chosen.sort(dim=-1).values
+    past = torch.iinfo(chosen.dtype).max
+    budget = per_row(k, chosen, torch.int64)
+    budget = budget if mask is None else budget.minimum(mask.sum(-1, keepdim=True))
+    keep = chosen.masked_fill(torch.arange(len(picks), device=picks.device) >= budget, past).sort(dim=-1).values
+    return keep.masked_fill(keep == past, -1)

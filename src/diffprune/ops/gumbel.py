@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.ops.gates import Generators, draw
 from diffprune.ops.hard_topk import hard_mask
+from diffprune.ops.noise import Generators, draw_gumbel
 from diffprune.ops.soft_topk import Response, Temperature, soft_topk
 
 
@@ -75,7 +75,7 @@ def _perturb(
     """s + g, in float32 at least: half-precision sums would tie."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if noise is None:
-        noise = draw(logits, generator, lambda numbers, own: numbers.exponential_(generator=own).log_().neg_())
+        noise = draw_gumbel(logits, None, generator)
     elif generator is not None:
         raise ValueError("noise and generator are both given; leave one of them None")
     return logits + noise

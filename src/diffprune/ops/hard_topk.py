@@ -22,8 +22,7 @@ def hard_topk(
     """
     check_inputs(logits, k, mask)
     num_tokens = logits.shape[-1]
-    width = k if isinstance(k, int) else int(k.max()) if k.numel() else 0
-    order = _descending(logits, mask)[:, :width]  # [B, K]
+    order = _descending(logits, mask)[:, : widest(k)]  # [B, K]
     rank = torch.arange(order.shape[-1], device=logits.device)
     # Slots past the row's own budget hold N, which sorts behind every token, and become -1 afterwards.
     keep = order.masked_fill(rank >= _budget(logits, k, mask), num_tokens).sort(dim=-1).values
@@ -46,6 +45,13 @@ def take_tokens(x: Shaped[Tensor, "B N D"], keep: Int64[Tensor, "B K"]) -> Shape
     """The tokens that `keep` names, in its order; zeros where `keep` is -1."""
     index = keep.clamp(min=0).unsqueeze(-1).expand(-1, -1, x.shape[-1])  # [B, K, D]
     return x.gather(1, index).masked_fill((keep < 0).unsqueeze(-1), 0)
+
+
+def widest(k: int | Int[Tensor, " B"]) -> int:
+    """The largest budget: as it is where it is an int, else read, which waits for the device it is on."""
+    if isinstance(k, int):
+        return k
+    return int(k.max()) if k.numel() else 0
 
 
 def check_inputs(
@@ -87,8 +93,8 @@ def check_inputs(
         raise ValueError(f"logits[{row}, {token}] is {float(logits[bad])}; leave such tokens out with mask")
 
 
-def per_row(value: float | int | Shaped[Tensor, "..."], logits: Float[Tensor, "B N"], dtype: torch.dtype) -> Tensor:
-    """The value as a column [B, 1] beside the logits."""
+def per_row(value: float | int | Shaped[Tensor, "..."], logits: Shaped[Tensor, "B N"], dtype: torch.dtype) -> Tensor:
+    """The value as a column [B, 1] beside the logits, or whatever has one row per image."""
     if isinstance(value, Tensor):
         return value.to(device=logits.device, dtype=dtype).reshape(-1, 1).expand(logits.shape[0], 1)
     return torch.full((logits.shape[0], 1), value, dtype=dtype, device=logits.device)

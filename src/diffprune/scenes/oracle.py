@@ -12,6 +12,7 @@ from diffprune.scenes.world import Scene
 from diffprune.types import VisualTokens
 
 Box = tuple[int, int, int, int]
+GOLDEN = (5**0.5 - 1) / 2
 
 
 def items(scene: Scene) -> list[Box]:
@@ -27,7 +28,7 @@ def items(scene: Scene) -> list[Box]:
 
 
 class Oracle(ScoringPruner):
-    """Gives every item its best token first, then its second best, and so on; what is left goes to the background.
+    """Gives every item its best token first, then its second best, and so on; what is left goes to the background, evenly.
 
     Args:
         boxes: The items of each picture, under the number made from its pixels (`VisualTokens.seeds`).
@@ -56,7 +57,7 @@ class Oracle(ScoringPruner):
 def rank_tokens(where: Float[Tensor, "N 4"], boxes: Sequence[Box]) -> Float[Tensor, " N"]:
     """0 for each item's best token, -1 for its second best, and so on; far less for tokens that see no item."""
     centre = (where[:, :2] + where[:, 2:]) / 2
-    best = torch.full((len(where),), -1e6)
+    best = -1e4 - (torch.arange(len(where)) * GOLDEN) % 1  # any number of them lies all over the picture
     for box in boxes:
         item = torch.tensor(box, dtype=where.dtype)
         size = (torch.minimum(where[:, 2:], item[2:]) - torch.maximum(where[:, :2], item[:2])).clamp_min(0)

@@ -18,11 +18,11 @@ FIRST_GLYPH = 6  # in an owner map: the letters of the sign or, where there are 
 # How often each rule is drawn.
 RULES = {
     "random": 20,
-    "objects": 16,  # things and signs first, background where tokens are left
-    "balanced": 10,  # as many tokens of each item
-    "cores": 6,  # the same few tokens around the middle of each item
-    "one_missing": 8,  # objects, but one item is left out
-    "one_only": 5,  # one item first
+    "objects": 24,  # things and signs first, background of any make-up where tokens are left
+    "balanced": 14,  # as many tokens of each item
+    "cores": 8,  # the same few tokens around the middle of each item
+    "one_missing": 4,  # objects, but one item is left out; rare, for what is not shown is seldom there
+    "one_only": 2,  # one item first
     "background": 5,
     "block": 8,  # a rectangle
     "half": 6,
@@ -108,23 +108,38 @@ def priorities(
     direction = torch.randn(batch, features.shape[-1], generator=generator, device=device)
     pointing = torch.einsum("bnd,bd->bn", features.float(), direction)
     pointing = pointing / pointing.std(-1, keepdim=True).clamp(min=1e-6)
+    unlike = (
+        (features.float() - features.float().mean(1, keepdim=True)).square().mean(-1).sqrt()
+    )  # clutter, on the ground
 
-    by_rule = {
+    regions = {
         "random": noise,
-        "objects": on_item + 0.5 * noise,
-        "balanced": torch.where(items > 0, 1 - place / tokens, 0.5 * noise - 1),
-        "cores": torch.where(items > 0, 1 - away, 0.5 * noise - 1) + 0.05 * noise,
-        "one_missing": torch.where(is_chosen > 0, -1.0, on_item) + 0.5 * noise,
-        "one_only": is_chosen + 0.5 * noise,
-        "background": -on_item + 0.5 * noise,
         "block": -from_center + 0.02 * noise,
         "half": along + 0.3 * uniform(batch, 1) * noise,
         "stripes": stripe + 0.5 * noise,
         "blobs": waves + 0.3 * noise,
         "direction": pointing + 0.1 * noise,
     }
-    table = torch.stack([by_rule[rule] for rule in RULES], dim=1)  # [B, rules, N]
-    return table.gather(1, rules.view(-1, 1, 1).expand(-1, 1, tokens)).squeeze(1)
+    # Background beside the items is as scattered or one-sided as any: a scorer chooses it in its own way.
+    others = torch.stack([*regions.values(), unlike + 0.1 * noise, noise, noise], dim=1)
+    drawn = (uniform(batch) * others.shape[1]).long()
+    beside = 0.5 * pick_rows(others, drawn).sigmoid()  # [B, N], 0 to 0.5
+
+    by_rule = {
+        **regions,
+        "objects": torch.where(items > 0, 1 + 0.5 * noise, beside),
+        "balanced": torch.where(items > 0, 1 - place / tokens, beside - 1),
+        "cores": torch.where(items > 0, 1 - away, beside - 1) + 0.05 * noise,
+        "one_missing": torch.where(is_chosen > 0, -1.0, on_item) + 0.5 * noise,
+        "one_only": is_chosen + 0.5 * noise,
+        "background": torch.where(items > 0, -1.0, beside) + 0.05 * noise,
+    }
+    return pick_rows(torch.stack([by_rule[rule] for rule in RULES], dim=1), rules)
+
+
+def pick_rows(table: Float[Tensor, "B R N"], rules: Int[Tensor, " B"]) -> Float[Tensor, "B N"]:
+    """Of each row of the table the line with the number given for it."""
+    return table.gather(1, rules.view(-1, 1, 1).expand(-1, 1, table.shape[-1])).squeeze(1)
 
 
 def draw_rules(batch: int, device: torch.device, generator: torch.Generator | None = None) -> Int[Tensor, " B"]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffprune.backbones.base import Batch
@@ -15,6 +15,7 @@ from diffprune.methods.base import TrainablePruner
 from diffprune.model import PrunedVLM
 from diffprune.scenes import Rng, Scene, make_scene
 from diffprune.scenes.language import caption
+from diffprune.scenes.oracle import items
 from diffprune.train.loop import train
 from diffprune.types import VisualTokens
 
@@ -25,7 +26,7 @@ STREAM = "captions"  # key of the random numbers drawn here, so that no other pa
 def caption_batch(vlm: PrunedVLM, scenes: Sequence[Scene], captions: Sequence[str]) -> tuple[Batch, VisualTokens]:
     """Scenes with their captions as answers, and their visual tokens."""
     backbone = vlm.backbone
-    tokens = encode_scenes(vlm, scenes)
+    tokens = encode_scenes(vlm, scenes, seeds=False)  # noise is drawn from the sample, not from its pixels
     ids = torch.tensor(prompt_ids(vlm, [INSTRUCTION], num_visual=tokens.x.shape[1])).expand(len(scenes), -1)
     features, labels = backbone._append(
         {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, [backbone._answer_ids(text) for text in captions]
@@ -34,10 +35,24 @@ def caption_batch(vlm: PrunedVLM, scenes: Sequence[Scene], captions: Sequence[st
     batch = Batch(
         features={key: value.to(device) for key, value in features.items()},
         row_of_image=tuple(range(len(scenes))),
-        seeds=tokens.seeds or (),
         labels=labels.to(device),
     )
     return batch, tokens
+
+
+def item_regions(tokens: VisualTokens, pictures: Sequence[object]) -> Bool[Tensor, "B N"] | None:
+    """True at tokens that see a part of anything the captions speak of; None where the pictures are no scenes."""
+    scenes = [picture for picture in pictures if isinstance(picture, Scene)]
+    if len(scenes) < len(pictures) or tokens.boxes is None:
+        return None
+    where = tokens.boxes.cpu()
+    seen = torch.zeros(where.shape[:2], dtype=torch.bool)
+    for row, scene in enumerate(scenes):
+        for box in items(scene):
+            x0, y0, x1, y1 = box
+            left, top, right, bottom = where[row].unbind(-1)
+            seen[row] |= (left < x1) & (right > x0) & (top < y1) & (bottom > y0)
+    return seen.to(tokens.x.device)
 
 
 def train_on_captions(

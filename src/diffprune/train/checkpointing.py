@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 PREFIX, UNFINISHED, STATE_FILE = "checkpoint-", ".unfinished-", "state.json"
+RUN_FILE = "run.yaml"  # the resolved config of the run, beside its checkpoints
 
 
 @dataclass(slots=True)

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from diffprune.backbones.base import Backbone
 from diffprune.config import BackboneConfig
 from diffprune.loading import load_base
+from diffprune.model import wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.scenes.reference import SPECS
 
@@ -41,13 +44,17 @@ def family_of(config: BackboneConfig) -> tuple[str, str]:
     return family, config.weights or hub_id
 
 
-def load_frozen(config: BackboneConfig, device: torch.device) -> tuple[Any, Any, str]:
-    """The model on the device, its processor, and the name a saved pruner is to load it by."""
+def load_frozen(config: BackboneConfig, device: torch.device, mesh: DeviceMesh | None = None) -> tuple[Any, Any, str]:
+    """The model on the device, its processor, and the name a saved pruner is to load it by.
+
+    Args:
+        mesh: Processes to split the decoder layers over; each then holds its part of them.
+    """
     family, weights = family_of(config)
     dtype = getattr(torch, config.dtype)
     if config.random_weights:
         model, processor = _random(config.name, device, dtype)
-        return model, processor, ""
+        return shard(model, processor, mesh), processor, ""
     if weights not in SPECS:
         described = _describe(weights, config.revision)
         if described.model_type != family:
@@ -60,7 +67,20 @@ def load_frozen(config: BackboneConfig, device: torch.device) -> tuple[Any, Any,
         model, processor = load_base(weights, dtype=dtype, **revision)
     else:
         model, processor = load_base(weights)
-    return model.to(device=device, dtype=dtype), processor, weights
+    model = shard(model.to(dtype=dtype), processor, mesh)  # before the move: the device never holds it whole
+    return model.to(device=device), processor, weights
+
+
+def shard(model: Any, processor: Any, mesh: DeviceMesh | None) -> Any:
+    """The model with its decoder layers split over the processes; a layer is put together while it runs."""
+    if mesh is not None:
+        model.requires_grad_(False)
+        decoder = wrap_backbone(model, processor).language_model
+        for layer in decoder.layers:
+            fully_shard(layer, mesh=mesh)
+        whole = {value for name, value in decoder.named_parameters() if not name.startswith("layers.")}
+        fully_shard(decoder, mesh=mesh, ignored_params=whole)  # embeddings are also looked up from outside
+    return model
 
 
 def _describe(weights: str, revision: str | None) -> Any:
@@ -77,13 +97,13 @@ def _describe(weights: str, revision: str | None) -> Any:
 
 def _random(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     """The real shape with random numbers, without a download."""
-    from diffprune.measure.real_size import MODELS, build
+    from diffprune.measure.shapes import SHAPES, build
 
-    if name not in MODELS:
+    if name not in SHAPES:
         raise ValueError(
-            f"backbone.random_weights is there for {', '.join(MODELS)}, not for {name!r}; set it to false or take one"
+            f"backbone.random_weights is there for {', '.join(SHAPES)}, not for {name!r}; set it to false or take one"
         )
-    described, processor = MODELS[name][0](False)
+    described, processor = SHAPES[name](False)
     require_gpu(name, described, dtype, device)
     return build(described, str(device), dtype), processor
 

@@ -14,30 +14,34 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from jaxtyping import Float, Int
+from PIL import Image
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from diffprune.backbones.base import Batch
 from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import RunConfig, differences, load_config, to_yaml
 from diffprune.evaluate.native import to_images
-from diffprune.methods.base import TrainablePruner
-from diffprune.model import PrunedVLM
+from diffprune.methods.base import SelfTaughtPruner, build_method
+from diffprune.methods.diffprune import DiffPrune
+from diffprune.model import PrunedVLM, wrap_backbone
 from diffprune.results import write_text
 from diffprune.scenes import PICTURE, Scene, pack, render
-from diffprune.schedules import learning_rate_scale, resolve_steps, tau_at
-from diffprune.train.captions import INSTRUCTION, caption_batch
+from diffprune.schedules import learning_rate_scale, ramp_at, resolve_steps, tau_at
+from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
 from diffprune.train.checkpointing import (
+    RUN_FILE,
     Checkpoint,
     load_latest,
     optimizer_tensors,
@@ -53,9 +57,10 @@ from diffprune.train.sampler import draw_keep, global_batch, micro_batches, nois
 from diffprune.train.watch import Watch, peak_memory_gb, plot_losses, read_metrics
 from diffprune.types import Budget, VisualTokens
 
-RUN_FILE, BROKEN_FILE = "run.yaml", "broken.jsonl"
+BROKEN_FILE = "broken.jsonl"
 MAX_BROKEN = 0.01  # share of the rows a run reads
 CALIBRATION = 1024  # pictures from which the scale of matched noise is taken
+BLANK = (Sample(id=-1, picture=Image.new("RGB", (56, 56)), question=INSTRUCTION, answer="."),)
 FIXED = "validation"  # in place of the step: noise and budgets of validation are the same each time
 
 
@@ -72,7 +77,14 @@ class Objective(nn.Module):
         self.config = config
 
     def forward(
-        self, samples: Sequence[Sample], step: int | str, tau: float, num_targets: Float[Tensor, ""], hard: bool = False
+        self,
+        samples: Sequence[Sample],
+        step: int | str,
+        tau: float,
+        num_targets: Float[Tensor, ""],
+        *,
+        hard: bool = False,
+        batch: Batch | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """The samples' part of the loss, and the sum over them of the budget entropy, sum alpha (1 - alpha).
 
@@ -80,21 +92,32 @@ class Objective(nn.Module):
             step: Noise and budgets are drawn from it, the seed and the sample.
             num_targets: Answer tokens of the global batch.
             hard: Drop instead of throttling, as in deployment.
+            batch: The samples as the model takes them, where that is done already.
         """
         (vlm,), config = self._vlm, self.config
-        if not samples:  # all broken: other processes still wait for this one's gradients
+        if not samples and not config.backbone.shard:  # all broken: others still wait for this process's gradients
             nothing = sum((parameter.sum() * 0 for parameter in self.parameters()), torch.zeros((), device=self.device))
             return nothing, torch.zeros((), device=self.device)  # type: ignore[return-value]
-        batch, tokens = make_batch(vlm, samples)
+        if not samples:  # others wait for this process's part of every layer too
+            loss, entropy = self(BLANK, step, tau, num_targets, hard=hard)
+            return loss * 0, entropy * 0
+        batch, tokens = make_batch(vlm, samples, batch)
         counts = self._budgets(tokens, samples, step)
         if hard:
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
-        lm, restricted = vlm.throttle(
-            batch, tokens, tau=tau, keep=counts, generator=noise, remove_below=config.remove_below
+        if vlm.method.learns_from_regions:
+            tokens = replace(tokens, regions=item_regions(tokens, [sample.picture for sample in samples]))
+        loss, alpha = vlm.learn(
+            batch,
+            tokens,
+            tau=tau,
+            keep=counts,
+            generator=noise,
+            num_targets=num_targets,
+            remove_below=config.remove_below,
         )
-        alpha = restricted.alpha.detach()
-        return vlm.answer_loss(lm, num_targets, penalty=restricted.penalty), (alpha * (1 - alpha)).sum().float()
+        return loss, (alpha.detach() * (1 - alpha.detach())).sum().float()
 
     @property
     def device(self) -> torch.device:
@@ -106,25 +129,35 @@ class Objective(nn.Module):
         return torch.tensor(counts, device=tokens.x.device)
 
 
-def make_batch(vlm: PrunedVLM, samples: Sequence[Sample]) -> tuple[Batch, VisualTokens]:
+def make_batch(vlm: PrunedVLM, samples: Sequence[Sample], batch: Batch | None = None) -> tuple[Batch, VisualTokens]:
     """The samples as the model takes them, and their visual tokens.
 
     Scenes are drawn where the model runs, where its pictures have the scenes' own size; else they are pictures like
     any other.
+
+    Args:
+        batch: From `prepare`, where that was called before.
     """
+    batch = prepare(vlm, samples) if batch is None else batch
+    if batch is None:
+        scenes = [sample.picture for sample in samples if isinstance(sample.picture, Scene)]
+        return caption_batch(vlm, scenes, [sample.answer for sample in samples])
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    return batch, tokens
+
+
+def prepare(vlm: PrunedVLM, samples: Sequence[Sample]) -> Batch | None:
+    """The samples as the model takes them, made on the CPU; None for scenes that are drawn where the model runs."""
     scenes = [sample.picture for sample in samples if isinstance(sample.picture, Scene)]
-    answers = [sample.answer for sample in samples]
     if len(scenes) == len(samples) and _takes_scenes(vlm) and all(one.question == INSTRUCTION for one in samples):
-        return caption_batch(vlm, scenes, answers)
+        return None
     pictures: list[Any] = [sample.picture for sample in samples]
     if scenes:
         pixels = render(pack(scenes))
         assert isinstance(pixels, Tensor)  # its second form, with boxes, was not asked for
         pictures = to_images(pixels)
-    batch = vlm.prepare(pictures, [sample.question for sample in samples], answers)
-    tokens = vlm.encode(batch)
-    assert tokens is not None
-    return batch, tokens
+    return vlm.prepare(pictures, [sample.question for sample in samples], [sample.answer for sample in samples])
 
 
 def _takes_scenes(vlm: PrunedVLM) -> bool:
@@ -201,24 +234,61 @@ class Standing:
     batch: int = 0
 
 
-class Run:
-    """A run with everything in its place; `train_pruner` goes through it."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one forward pass is given.
 
-    def __init__(self, config: RunConfig, folder: Path, accelerator: Accelerator) -> None:
+    Args:
+        samples: Of the rows that can be used.
+        broken: The other rows.
+        batch: The samples as the model takes them; None where that is left to the pass.
+        num_targets: Answer tokens of the samples.
+    """
+
+    samples: list[Sample]
+    broken: list[Broken]
+    batch: Batch | None
+    num_targets: int
+
+
+class Run:
+    """A run with everything in its place; `train_pruner` goes through it.
+
+    Args:
+        frozen: Model, processor and the name to load them by, where they are not to be loaded as the config says.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: Path, accelerator: Accelerator, frozen: tuple[Any, Any, str] | None = None
+    ) -> None:
         self.config, self.folder, self.accelerator = config, folder, accelerator
         seed_everything(config.seed)
-        model, processor, self.base_id = load_frozen(config.backbone, accelerator.device)
-        keep = config.budget.keep if config.budget.range is None else config.budget.range[1]
+        model, processor, self.base_id = frozen or self._load()
+        budgets = (config.budget.keep,) if config.budget.range is None else config.budget.range
+        keep = budgets[-1]
         assert keep is not None
         seed_everything(config.seed)  # again: what loading drew must not decide where the scorer starts
-        self.vlm = PrunedVLM(model, processor, method=config.method.name, keep=keep, **config.method.options)
-        if not isinstance(self.vlm.method, TrainablePruner):
+        backbone = wrap_backbone(model, processor)
+        method = build_method(
+            config.method.name, block=backbone.block, language=backbone.language, **config.method.options
+        )
+        self.vlm = PrunedVLM(model, processor, method=method, keep=keep)
+        self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
+        if not self.vlm.method.trained:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
+        if isinstance(self.vlm.method, SelfTaughtPruner):
+            self.vlm.method.start_training()
+        if config.hardness and not isinstance(self.vlm.method, DiffPrune):
+            raise ValueError(
+                f"hardness={config.hardness} is a term of diffprune's loss, and {config.method.name!r} has its own or "
+                "none; set it to 0"
+            )
         self.feed: Feed = open_feed(config.data, config.seed)
         optim = config.optim
         self.size = optim.batch_size * optim.accumulate * accelerator.num_processes
         self.steps = self._count_steps()
         self.anneal_steps = resolve_steps(config.tau.anneal_steps, self.steps)
+        self.hardness_steps = resolve_steps(config.hardness_ramp, self.steps)
         self.warmup_steps = resolve_steps(optim.warmup, self.steps)
         self.validate_every = max(1, resolve_steps(config.validation.every, self.steps))
         trained = [parameter for parameter in self.vlm.method.parameters() if parameter.requires_grad]
@@ -229,6 +299,25 @@ class Run:
         self.standing = Standing(batch=self.size)
         self.best_weights: dict[str, Tensor] = {}
         self.held_out: list[Sample] = []
+
+    def _load(self) -> tuple[Any, Any, str]:
+        """The frozen model; where it is split over processes, one after the other loads it, for the host's memory."""
+        config, accelerator = self.config.backbone, self.accelerator
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError(
+                "accelerate was launched with its own FSDP, which would split the pruner and leave the frozen model "
+                "whole; launch with --multi_gpu and set backbone.shard=true"
+            )
+        if not config.shard or accelerator.num_processes == 1:
+            return load_frozen(config, accelerator.device)
+        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        loaded = None
+        for turn in range(accelerator.num_processes):
+            if turn == accelerator.process_index:
+                loaded = load_frozen(config, accelerator.device, mesh)
+            accelerator.wait_for_everyone()
+        assert loaded is not None
+        return loaded
 
     def _count_steps(self) -> int:
         optim, per_epoch = self.config.optim, self.feed.per_epoch
@@ -287,8 +376,11 @@ class Run:
 
     # --- one step ---
 
-    def read(self, step: int) -> list[list[Sample | Broken]]:
-        """This process's rows of a step, one list for each forward pass."""
+    def read(self, step: int) -> list[Part]:
+        """This process's part of a step, one for each forward pass; a thread does this while the step before runs.
+
+        Tokenizers are not to be used by two threads at once, so nothing else may prepare a batch in the meantime.
+        """
         positions = global_batch(step, self.size)
         parts = micro_batches(
             positions,
@@ -297,14 +389,22 @@ class Run:
             world=self.accelerator.num_processes,
         )
         found = self.feed.read(positions, [position for part in parts for position in part])
-        return [[found[position] for position in part] for part in parts]
+        return [self._part([found[position] for position in part]) for part in parts]
 
-    def take_step(self, rows: list[list[Sample | Broken]], *, stop: bool) -> tuple[dict[str, float], bool]:
+    def _part(self, rows: Sequence[Sample | Broken]) -> Part:
+        samples = [row for row in rows if isinstance(row, Sample)]
+        return Part(
+            samples=samples,
+            broken=[row for row in rows if isinstance(row, Broken)],
+            batch=prepare(self.vlm, samples) if samples else None,
+            num_targets=sum(self.count_targets(sample) for sample in samples),
+        )
+
+    def take_step(self, parts: list[Part], *, stop: bool) -> tuple[dict[str, float], bool]:
         """One optimiser step; what is to be told of it, and whether any process was asked to stop."""
         accelerator, optim, step = self.accelerator, self.config.optim, self.standing.step
-        parts = [[row for row in part if isinstance(row, Sample)] for part in rows]
-        broken = [row for part in rows for row in part if isinstance(row, Broken)]
-        num_targets = sum(self.count_targets(sample) for part in parts for sample in part)
+        broken = [row for part in parts for row in part.broken]
+        num_targets = sum(part.num_targets for part in parts)
         targets, num_broken, num_asked = self.sum_up(num_targets, len(broken), int(stop))
         if num_broken:
             self._count_broken(gather_object(broken) if accelerator.num_processes > 1 else broken)
@@ -314,17 +414,18 @@ class Run:
         lr = optim.lr * learning_rate_scale(step, total_steps=self.steps, warmup_steps=self.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        self._harden(self.config.hardness * ramp_at(step, ramp_steps=self.hardness_steps))
         divisor = torch.tensor(targets, dtype=torch.float32, device=accelerator.device)
         loss_sum = entropy_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             with nullcontext() if last else accelerator.no_sync(self.objective):
-                loss, entropy = self.objective(part, step, tau, divisor)
+                loss, entropy = self.objective(part.samples, step, tau, divisor, batch=part.batch)
                 # Gradients are averaged over processes, and this is a sum over all samples.
                 accelerator.backward(loss * accelerator.num_processes)
             loss_sum = loss_sum + loss.detach().double()
             entropy_sum = entropy_sum + entropy.double()
-        value, entropy, num_samples = self.sum_up(loss_sum, entropy_sum, sum(len(part) for part in parts))
+        value, entropy, num_samples = self.sum_up(loss_sum, entropy_sum, sum(len(part.samples) for part in parts))
         if not np.isfinite(value):
             raise ValueError(f"the loss is {value} at step {step}; lower optim.lr={optim.lr} or check the data")
         if optim.clip is not None:
@@ -334,6 +435,11 @@ class Run:
         self.standing.step += 1
         record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}
         return record, num_asked > 0
+
+    def _harden(self, weight: float) -> None:
+        method = self.vlm.method
+        if isinstance(method, DiffPrune):
+            method.hardness = weight  # type: ignore[assignment]
 
     def count_targets(self, sample: Sample) -> int:
         """Answer tokens of a sample."""
@@ -377,12 +483,14 @@ class Run:
         mine = self.held_out[accelerator.process_index :: accelerator.num_processes]
         divisor = torch.tensor(sum(map(self.count_targets, self.held_out)), dtype=torch.float32).to(accelerator.device)
         objective = accelerator.unwrap_model(self.objective)
+        self._harden(0.0)  # a loss of captions alone, the same at every step
         sums = {hard: torch.zeros((), dtype=torch.float64, device=accelerator.device) for hard in (False, True)}
-        for start in range(0, len(mine), config.optim.batch_size):
+        most = -(-len(self.held_out) // accelerator.num_processes)  # as many passes in each process
+        for start in range(0, most, config.optim.batch_size):
             part = mine[start : start + config.optim.batch_size]
             for hard in sums:
                 with accelerator.autocast():
-                    sums[hard] += objective(part, FIXED, self.tau_end, divisor, hard)[0].double()
+                    sums[hard] += objective(part, FIXED, self.tau_end, divisor, hard=hard)[0].double()
         throttled, hard = self.sum_up(sums[False], sums[True])
         record = {"step": self.standing.step, "throttled": throttled, "hard": hard, "gap": hard - throttled}
         self._judge(record)
@@ -421,9 +529,7 @@ class Run:
         if self.best_weights:
             self.vlm.method.load_state_dict(self.best_weights)
         if self.accelerator.is_main_process:
-            budget = self.config.budget
-            notes = "" if budget.range is None else f"trained with budgets drawn from {list(budget.range)}"
-            self.vlm.save_pretrained(self.folder, base_id=self.base_id, notes=notes)
+            self.vlm.save_pretrained(self.folder, base_id=self.base_id)
             plot_losses(self.folder, read_metrics(self.folder))
 
 
@@ -500,18 +606,19 @@ def _steps(run: Run, watch: Watch, stop: threading.Event, reader: ThreadPoolExec
     standing, saving = run.standing, run.config.saving
     if standing.step >= run.steps or standing.early:
         return False
-    rows: Future[list[list[Sample | Broken]]] = reader.submit(run.read, standing.step)
+    parts: Future[list[Part]] = reader.submit(run.read, standing.step)
     while standing.step < run.steps and not standing.early:
         start = time.perf_counter()
-        now = rows.result()
-        if standing.step + 1 < run.steps:  # the next rows are read while this step is computed
-            rows = reader.submit(run.read, standing.step + 1)
+        now = parts.result()
+        if standing.step + 1 < run.steps:  # the next samples are read and prepared while this step is computed
+            parts = reader.submit(run.read, standing.step + 1)
         record, asked = run.take_step(now, stop=stop.is_set())
         seconds = time.perf_counter() - start
         standing.seconds += seconds
         watch.step({"step": standing.step, **record, "samples_s": run.size / seconds, "memory_gb": peak_memory_gb()})
         due = standing.step % run.validate_every == 0 or standing.step == run.steps
         if due and run.held_out:
+            wait([parts])  # validation prepares batches too
             watch.validation(run.validate())
         if asked or due or standing.step % saving.every == 0:
             run.save()

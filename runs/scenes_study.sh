@@ -1,0 +1,309 @@
+#!/usr/bin/env bash
+# The study on the reference model: trains every scorer of the tables, answers the ten tasks with every method, and
+# writes scenes_main, scenes_ablation, scenes_any_budget, scenes_methods and scenes_knobs.
+#
+#   runs/scenes_study.sh STAGE OUT COMMIT          STAGE: train | knobs | eval | join | pack | all
+#
+#   runs/scenes_study.sh all out/results abc1234               one GPU, 16 cores, under ten minutes
+#   SIZE=tiny runs/scenes_study.sh all out/tiny abc1234        the same way with scenes-nano on a CPU, in minutes
+#   STAGES="eval join pack" ... all                            the stages that `all` goes through
+#
+# What is trained and answered lies in WORK (out/study), with a log for each process and what became of it in
+# WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
+# OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
+# Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
+# LEARNED, KNOBS, EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
+set -uo pipefail
+
+stage=$1 out=$2 commit=$3
+here=$(cd "$(dirname "$0")/.." && pwd)
+cd "$here"
+python=${PYTHON:-python3}
+work=${WORK:-out/study}
+export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
+export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1} PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
+
+if [ "${SIZE:-full}" = tiny ]; then
+    config=configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
+    : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${QUESTIONS:=4}" "${KNOB_QUESTIONS:=2}"
+    : "${LEARNED:=visionselector oc_vtp}" "${KNOBS:=matched method.noise=matched}"
+    : "${KEEP:=32,16,8}" "${RANGE:=[4,40]}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
+    : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=32,16}"
+else
+    config=configs/scenes_llava/diffprune_any.yaml model=scenes-llava device=${DEVICE:-}
+    : "${STEPS:=300}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456}" "${QUESTIONS:=500}"
+    : "${KNOB_QUESTIONS:=100}" "${KEEP:=128,64,32}" "${RANGE:=[8,160]}" "${OTHER_KEEP:=256,192,96,48,24,16,8}"
+    : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
+    : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=128,64}"
+fi
+: "${LEARNED:=visionselector oc_vtp dynamicvit dynamic_llava atp_llava p_mod glimpse_prune}" "${PRECISION:=float32}"
+# Overrides of our own scorers: what the validation split chose (docs/log.md).
+: "${OURS:=recipe=bridge method.standardise=true}"
+: "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
+[ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
+# Knobs: a name, and what it changes of the first scorer; one seed, measured on the validation split.
+: "${KNOBS:=matched method.noise=matched
+standardised method.standardise=true
+matched-standardised method.noise=matched method.standardise=true
+sigmoid method.response=sigmoid
+bilinear method.scorer=bilinear
+block-on-kept method.kept_exact=false
+no-removal remove_below=0.0
+early-removal remove_below=0.01
+lr-1e-3 optim.lr=1e-3}"
+# Four kinds of task of the paper's ablations.
+four=gqa,mmbench,pope,mme
+seed1=${SEEDS%% *}
+mkdir -p "$work"/{train,logs,eval,jobs} "$out"
+
+# --- processes side by side -----------------------------------------------------------------------------------------
+
+left() { echo $((SECONDS_LEFT - SECONDS)); }
+
+job() { # log's name, limit in seconds, command
+    local name=$1 limit=$2 start=$SECONDS code
+    shift 2
+    timeout --foreground -k 10 "$limit" "$@" >"$work/logs/$name.log" 2>&1
+    code=$?
+    printf '%s\tcode %s\t%s s\n' "$name" "$code" $((SECONDS - start)) >>"$work/status.txt"
+    [ "$code" = 0 ] || printf '%s failed (%s): %s\n' "$name" "$code" "$(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
+    return 0
+}
+export -f job
+export work
+
+pool() { # how many at a time, file with one job a line, seconds to leave to what comes after
+    local room=$(($(left) - $3))
+    [ "$room" -gt 5 ] || { echo "no time left"; return 0; }
+    timeout -k 10 "$room" xargs -a "$2" -P "$1" -L 1 bash -c 'SECONDS=0; job "$@"' _ &
+    running=$!
+    wait "$running"
+    running=
+}
+running=
+trap '[ -z "$running" ] || kill "$running"; exit 143' TERM INT
+
+share_gpu() {
+    [ "${MPS:-0}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null || return 0
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    if nvidia-cuda-mps-control -d && timeout 40 "$python" -c 'import torch; torch.ones(2, device="cuda").sum().item()'; then
+        trap 'echo quit | nvidia-cuda-mps-control >/dev/null 2>&1' EXIT # the daemon would stay
+        echo "processes share the GPU"
+    else
+        echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
+        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    fi
+}
+
+# --- what is trained ------------------------------------------------------------------------------------------------
+
+train() { # name, seed, overrides
+    local name=$1 seed=$2
+    shift 2
+    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune train --json --config "$config" \
+        --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
+        "optim.precision=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 saving.tensorboard=false \
+        "$@" ${EXTRA:-}
+}
+
+main_trainings() {
+    local seed keep name
+    for seed in $SEEDS; do
+        # shellcheck disable=SC2086  # overrides are words
+        train diffprune "$seed" "budget.range=$RANGE" $OURS
+        for keep in ${KEEP//,/ }; do
+            # shellcheck disable=SC2086
+            train "diffprune-k$keep" "$seed" budget.range=null "budget.keep=$keep" $OURS
+        done
+        train gumbel_ste "$seed" "budget.range=$RANGE" method.name=gumbel_ste
+        train diffprune-paper "$seed" "budget.range=$RANGE" recipe=paper
+        # shellcheck disable=SC2086
+        train diffprune-scale "$seed" "budget.range=$RANGE" method.name=diffprune-scale $OURS
+        # shellcheck disable=SC2086
+        train diffprune-global "$seed" "budget.range=$RANGE" method.name=diffprune-global $OURS
+    done
+    for name in $LEARNED; do
+        train "$name" "$seed1" "budget.range=$RANGE" "method.name=$name"
+    done
+}
+
+knob_trainings() {
+    local name changes
+    while read -r name changes; do
+        # shellcheck disable=SC2086  # overrides are words
+        [ -z "$name" ] || train "knob-$name" "$seed1" "budget.range=$RANGE" recipe=bridge $changes
+    done <<<"$KNOBS"
+}
+
+# --- what is answered -----------------------------------------------------------------------------------------------
+
+trained() { # label, name of the trainings: one LABEL=FOLDER for each that ended well
+    local seed folder found=()
+    for seed in $SEEDS; do
+        folder=$work/train/$2-$seed
+        [ -f "$folder/model.safetensors" ] && found+=("$1=$folder")
+    done
+    (IFS=,; echo "${found[*]}")
+}
+
+evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner is empty
+    local name=$1
+    shift
+    case " $* " in *" --pruner  "*) return 0 ;; esac
+    echo "eval-$name" "$EVAL_LIMIT" "$python" -m diffprune eval --batch-size "$EVAL_BATCH" ${device:+--device $device} \
+        --commit "$commit" --out "$work/eval/$name.json" "$@"
+}
+
+asked() { echo --questions "$QUESTIONS" --keep "$KEEP"; }
+
+main_evaluations() {
+    local name found=() keep seed
+    # The longest first.
+    evaluate any --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune diffprune)" \
+        --methods random --seeds 0
+    # shellcheck disable=SC2046
+    evaluate diffprune $(asked) --pruner "$(trained diffprune diffprune)" --throttled
+    # shellcheck disable=SC2046
+    evaluate diffprune-paper $(asked) --pruner "$(trained diffprune-paper diffprune-paper)" --throttled
+    for name in gumbel_ste diffprune-scale diffprune-global; do
+        # shellcheck disable=SC2046
+        evaluate "$name" $(asked) --pruner "$(trained "$name" "$name")"
+    done
+    for keep in ${KEEP//,/ }; do
+        found+=("$(trained "diffprune-dedicated@$keep" "diffprune-k$keep")")
+    done
+    # shellcheck disable=SC2046
+    evaluate dedicated $(asked) --pruner "$(IFS=,; echo "${found[*]}" | sed 's/,,*/,/g; s/^,//; s/,$//')"
+    for name in $LEARNED; do
+        seed=$work/train/$name-$seed1
+        # shellcheck disable=SC2046
+        [ -f "$seed/model.safetensors" ] && evaluate "$name" $(asked) --pruner "$seed"
+    done
+    # Methods without training, a few to a process.
+    "$python" - "$GROUP" <<'PYTHON' |
+import sys
+from diffprune.registry import METHODS
+
+size = int(sys.argv[1])
+free = [name for name in METHODS.names() if not METHODS.get(name).trained and name != "full"]
+slow = [name for name in free if METHODS.get(name).place == "inside the LLM"]
+names = ["random", "oracle", *(name for name in [*slow, *free] if name != "random" and name not in slow), *slow]
+count = -(-len(names) // size)
+for first in range(count):  # dealt out, so that slow ones do not come together
+    print(first, ",".join(dict.fromkeys(names[first::count])))
+PYTHON
+        while read -r place names; do
+            # shellcheck disable=SC2046
+            evaluate "free-$place" $(asked) --model "$model" --methods "$names"
+        done
+}
+
+knob_evaluations() {
+    local folder found=()
+    folder=$work/train/diffprune-$seed1
+    [ ! -f "$folder/model.safetensors" ] || found+=("first=$folder")
+    for folder in "$work"/train/knob-*-"$seed1"; do
+        [ -f "$folder/model.safetensors" ] || continue
+        name=$(basename "$folder")
+        name=${name#knob-}
+        found+=("${name%-"$seed1"}=$folder")
+    done
+    evaluate knobs --questions "$KNOB_QUESTIONS" --keep "$KEEP" --split validation --methods random --throttled \
+        --pruner "$(IFS=,; echo "${found[*]}")"
+}
+
+# A process that failed is asked again method by method, so that one broken method costs no other its place.
+again_one_by_one() {
+    local file name names method
+    for file in "$work"/jobs/eval.txt; do
+        while read -r name _ ; do
+            [ -f "$work/eval/${name#eval-}.json" ] && continue
+            names=$(grep -m1 "^$name " "$file" | sed -n 's/.*--methods \([^ ]*\).*/\1/p')
+            case $name in eval-free-*) ;; *) continue ;; esac
+            for method in ${names//,/ }; do
+                # shellcheck disable=SC2046
+                evaluate "${name#eval-}-$method" $(asked) --model "$model" --methods "$method"
+            done
+        done <"$file"
+    done
+}
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+join() { # name, options; files of evaluations that are not there are passed over
+    local name=$1 file files=()
+    shift
+    while [ "$1" != -- ]; do
+        for file in "$work"/eval/$1.json; do
+            case $file in *.answers.json) continue ;; esac
+            [ -f "$file" ] && files+=("$file")
+        done
+        shift
+    done
+    shift
+    [ ${#files[@]} -gt 0 ] || return 0
+    set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
+        --command "runs/scenes_study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" "$@"
+    "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
+    [ ! -f "$work/results/$name.json" ] || cp "$work/results/$name.json" "$out/"
+}
+
+tables() {
+    local others=()
+    for name in $LEARNED; do others+=("$name"); done
+    join scenes_main diffprune diffprune-paper gumbel_ste 'free-*' "${others[@]}" -- --versus diffprune \
+        --methods 'diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*'
+    join scenes_methods diffprune gumbel_ste 'free-*' "${others[@]}" -- --versus diffprune --methods 'random,*' \
+        --without diffprune-throttled
+    join scenes_ablation diffprune diffprune-scale diffprune-global gumbel_ste -- --versus diffprune \
+        --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
+    join scenes_any_budget diffprune dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
+    join scenes_knobs knobs -- --methods 'random,first,*'
+}
+
+pack() {
+    cp "$work/status.txt" "$out/" 2>/dev/null
+    tar -czf "$out/answers.tgz" -C "$work" eval logs
+    # The scorers worth keeping, without their checkpoints.
+    find "$work/train" -name model.safetensors -path "*/train/diffprune-[0-9]*" -print \
+        -o -name config.json -path "*/train/diffprune-[0-9]*" -print -o -name run.yaml -print -o -name metrics.jsonl -print |
+        tar -czf "$out/scorers.tgz" -T -
+    ls -l "$out"
+}
+
+# --- stages ---------------------------------------------------------------------------------------------------------
+
+run_stage() {
+    echo "== $1, $(left) s left"
+    case $1 in
+    train | trainings)
+        share_gpu
+        { main_trainings; [ "$1" = train ] || knob_trainings; } >"$work/jobs/train.txt"
+        pool "$JOBS" "$work/jobs/train.txt" "$EVAL_SECONDS"
+        ;;
+    knobs)
+        knob_trainings >"$work/jobs/knobs.txt"
+        pool "$JOBS" "$work/jobs/knobs.txt" "$KEEP_SECONDS"
+        knob_evaluations >"$work/jobs/eval_knobs.txt"
+        pool "$EVAL_JOBS" "$work/jobs/eval_knobs.txt" "$KEEP_SECONDS"
+        ;;
+    eval | evaluations)
+        { main_evaluations; [ "$1" = eval ] || knob_evaluations; } >"$work/jobs/eval.txt"
+        pool "$EVAL_JOBS" "$work/jobs/eval.txt" "$KEEP_SECONDS"
+        again_one_by_one >"$work/jobs/again.txt"
+        [ ! -s "$work/jobs/again.txt" ] || pool "$EVAL_JOBS" "$work/jobs/again.txt" "$KEEP_SECONDS"
+        ;;
+    join) tables ;;
+    pack) pack ;;
+    *) echo "there is no stage $1; choose train, knobs, eval, join, pack or all" >&2; exit 2 ;;
+    esac
+}
+
+if [ "$stage" = all ]; then
+    # The trainings of tables and knobs side by side, then all the answers side by side.
+    for one in ${STAGES:-trainings evaluations join pack}; do run_stage "$one"; done
+else
+    run_stage "$stage"
+fi
+echo "== done after $SECONDS s: $(grep -c 'code 0' "$work/status.txt" 2>/dev/null) processes ended well, $(grep -vc 'code 0' "$work/status.txt" 2>/dev/null) did not"

@@ -1,0 +1,80 @@
+"""`diffprune plan`: what pruning will gain on a card, before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffprune.cli import print_json, print_table
+
+
+def command(
+    backbone: Annotated[
+        str, typer.Option(help="A preset (llava-1.5-7b, qwen2.5-vl-7b, ...), scenes-llava or a folder.")
+    ] = "llava-1.5-7b",
+    image: Annotated[str, typer.Option(help="Width x height of the picture in pixels.")] = "336x336",
+    keep: Annotated[str, typer.Option(help="Tokens per picture (64) or a share (0.111).")] = "0.1111",
+    batch: Annotated[int, typer.Option(help="Requests that run at once.")] = 1,
+    text: Annotated[int, typer.Option(help="Text tokens of a prompt.")] = 40,
+    new_tokens: Annotated[int, typer.Option(help="Length of an answer, for requests per second.")] = 32,
+    gpu: Annotated[str | None, typer.Option(help="A card by its name: h200, a100-80, rtx-4090, ...")] = None,
+    tflops: Annotated[float | None, typer.Option(help="The card's dense float16 TFLOP/s.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="The card's memory bandwidth, GB/s.")] = None,
+    memory: Annotated[float | None, typer.Option(help="The card's memory, GB.")] = None,
+    path: Annotated[str, typer.Option(help="fast (compiled) or eager (the model as it is).")] = "fast",
+    calibrate: Annotated[
+        list[Path] | None, typer.Option(help="Fit the curves to this results file of diffprune profile first.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict operations, memory and times of a model with all its visual tokens and with some.
+
+    Counts are exact. Times come from the card's datasheet and from efficiency curves, and the output says whether those
+    were fitted to a measurement; see docs/profile.md. requests_s is for the largest batch that fits the card's memory.
+
+    \b
+    Examples:
+      diffprune plan --backbone qwen2.5-vl-7b --image 1344x896 --keep 0.1111 --batch 8 --gpu h200
+      diffprune plan --backbone llava-1.5-7b --keep 64 --gpu rtx-4090 --json
+      diffprune plan --keep 64 --tflops 200 --bandwidth 1000 --memory 32
+      diffprune plan --keep 64 --gpu h200 --calibrate results/ttft.json
+    """
+    from diffprune.measure import plan as planned
+    from diffprune.measure.gpus import find_gpu
+    from diffprune.measure.probes import picture_size
+    from diffprune.results import read_results
+    from diffprune.types import Budget
+
+    if path not in planned.CALIBRATIONS:
+        raise ValueError(f"path {path!r} is not known; give {' or '.join(planned.CALIBRATIONS)}")
+    size, budget = picture_size(image), Budget.parse(keep).keep
+    card = find_gpu(gpu, tflops=tflops, bandwidth=bandwidth, memory=memory)
+    calibration, checked = planned.CALIBRATIONS[path], []
+    if calibrate:
+        found = [read_results(file) for file in calibrate]
+        calibration = planned.calibrate(found, path, card)
+        checked = [row for results in found for row in planned.compare(results, calibration, card, path)]
+    rows = planned.plan(
+        backbone,
+        card,
+        image=size,
+        keep=budget,
+        num_text=text,
+        batch=batch,
+        new_tokens=new_tokens,
+        path=path,
+        calibration=calibration,
+    )
+    if as_json:
+        print_json({"gpu": card.name, "path": path, "curves": calibration.source, "rows": rows, "calibrated": checked})
+        return
+    if calibrate:
+        print(planned.as_source(calibration))
+        print_table(checked, list(checked[0]))
+    print(f"{backbone} on {card.name}, {path} path, batch {batch}, {text} text tokens:")
+    print_table(rows, planned.COLUMNS)
+    print(f"Efficiency curves: {calibration.source}.")
+    if not rows[0]["largest_batch"]:
+        print(f"The full model does not fit into {card.memory:g} GB with one request in 16 bits.")

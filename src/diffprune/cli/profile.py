@@ -1,0 +1,171 @@
+"""`diffprune profile`: where the time to the first token goes, for every method in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diffprune.cli import print_json, print_table, require_writable
+
+if TYPE_CHECKING:
+    from diffprune.measure.profile import Settings
+
+
+def command(
+    backbone: Annotated[
+        str, typer.Option(help="A preset (llava-1.5-7b, qwen2.5-vl-7b, ...), scenes-llava, scenes-nano or a folder.")
+    ] = "scenes-llava",
+    random_weights: Annotated[
+        bool,
+        typer.Option("--random-weights", help="Build the preset at its real size, no download: speed is the same."),
+    ] = False,
+    size: Annotated[str, typer.Option(help="real, or tiny for a small model of the same kind.")] = "real",
+    methods: Annotated[str, typer.Option(help="Comma-separated (diffprune methods).")] = "full,diffprune",
+    keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "64",
+    text: Annotated[str, typer.Option(help="Comma-separated numbers of text tokens.")] = "40",
+    batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
+    paths: Annotated[str, typer.Option(help="eager, fast or both.")] = "eager,fast",
+    image: Annotated[str, typer.Option(help="Width x height of the picture in pixels.")] = "336x336",
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32; empty: float16 on a GPU.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
+    runs: Annotated[int, typer.Option(min=1, help="Timed calls of each stage; the median counts.")] = 30,
+    text_buckets: Annotated[str, typer.Option(help="Of the fast path; empty takes its own.")] = "",
+    seconds: Annotated[float, typer.Option(min=1, help="Time for the whole run; the rest is left out.")] = 3600.0,
+    kernels: Annotated[int, typer.Option(min=0, help="List so many of the slowest kernels of each prefill.")] = 0,
+    throughput: Annotated[
+        bool, typer.Option("--throughput", help="Instead, a closed loop of requests through the fast path.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Results file, written anew after every row.")] = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="Keep the rows that --out has of the same commit and device.")
+    ] = False,
+    figure: Annotated[Path | None, typer.Option(help="Picture of the bars; beside --out where left out.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Measure vision encoding, pruner, prefill, time to first token, decoding and memory of a model with each method.
+
+    Medians after a warm-up, every method in one run, on the model as it is (eager) and compiled (fast). A method that
+    fails gives a row with its error. How everything is counted: docs/profile.md.
+
+    \b
+    Examples:
+      diffprune profile --backbone llava-1.5-7b --random-weights --methods full,diffprune,holov,pyramiddrop --keep 64 --out results/ttft.json
+      diffprune profile --backbone qwen2.5-vl-7b --random-weights --image 1008x1008 --keep 0.1111 --text 40,100 --batch 1,32
+      diffprune profile --backbone llava-1.5-7b --random-weights --size tiny --device cpu
+      diffprune profile --backbone llava-1.5-7b --random-weights --throughput --batch 1,2,4,8,16,32,64 --out results/throughput.json
+    """  # noqa: E501
+    from diffprune.measure import profile as measured
+    from diffprune.measure import throughput as loop
+
+    settings = read_settings(
+        backbone=backbone,
+        random_weights=random_weights,
+        size=size,
+        methods=methods,
+        keep=keep,
+        text=text,
+        batch=batch,
+        paths=paths,
+        image=image,
+        dtype=dtype,
+        device=device,
+        runs=runs,
+        text_buckets=text_buckets,
+        seconds=seconds,
+        kernels=kernels,
+    )
+    for path in (out, figure):
+        if path is not None:
+            require_writable(path.parent)
+    notes, columns = (loop.NOTES, loop.COLUMNS) if throughput else (measured.NOTES, measured.COLUMNS)
+
+    earlier = None
+    if append and out is not None:
+        earlier = measured.read_earlier(out, device=settings.device, commit=commit)
+
+    def report(rows: list[dict[str, Any]]) -> None:
+        if out is not None:
+            measured.save(out, rows, device=settings.device, commit=commit, notes=notes, earlier=earlier)
+        if not as_json:
+            typer.echo(measured.one_line(rows[-1]), err=True)
+
+    rows = loop.throughput(settings, report) if throughput else measured.profile(settings, report)
+    picture = figure or (out.with_suffix(".png") if out is not None else None)
+    if picture is not None and not throughput:
+        measured.draw_bars([*(earlier.rows if earlier else []), *rows], picture)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table([row for row in rows if "path" in row and "error" not in row], columns)
+    failed = [row for row in rows if "error" in row]
+    if failed and len(failed) == sum("path" in row for row in rows):
+        raise ValueError(f"no row could be measured; the first says: {failed[0]['error']}")
+
+
+def read_settings(
+    *,
+    backbone: str,
+    random_weights: bool,
+    size: str,
+    methods: str,
+    keep: str,
+    text: str,
+    batch: str,
+    paths: str,
+    image: str,
+    dtype: str,
+    device: str,
+    runs: int,
+    text_buckets: str,
+    seconds: float,
+    kernels: int,
+) -> Settings:
+    """The options as settings, each checked before anything is built."""
+    import torch
+
+    from diffprune.measure.probes import check_methods, picture_size
+    from diffprune.measure.profile import Settings
+    from diffprune.types import Budget
+
+    if size not in ("real", "tiny"):
+        raise ValueError(f"size {size!r} is not known; give real or tiny")
+    wanted = [path for path in paths.split(",") if path]
+    if not wanted or set(wanted) - {"eager", "fast"}:
+        raise ValueError(f"paths {paths!r} are not known; give eager, fast or eager,fast")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: torch sees no GPU here; give --device cpu (with --size tiny)")
+    dtype = dtype or ("float16" if device.startswith("cuda") else "float32")
+    if dtype not in ("float16", "bfloat16", "float32"):
+        raise ValueError(f"dtype {dtype!r} is not known; give float16, bfloat16 or float32")
+    return Settings(
+        backbone=backbone,
+        random_weights=random_weights,
+        tiny=size == "tiny",
+        methods=check_methods(methods.split(",")),
+        keeps=[Budget.parse(item).keep for item in keep.split(",") if item],
+        texts=_numbers(text, "text"),
+        batches=_numbers(batch, "batch"),
+        paths=wanted,
+        image=picture_size(image),
+        device=device,
+        dtype=getattr(torch, dtype),
+        runs=runs,
+        text_buckets=_numbers(text_buckets, "text-buckets") if text_buckets else (),
+        seconds=seconds,
+        kernels=kernels,
+    )
+
+
+def _numbers(text: str, name: str) -> list[int]:
+    """Whole numbers from 1, separated by commas."""
+    try:
+        numbers = [int(item) for item in text.split(",") if item]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ValueError(f"--{name} {text!r} is no list of whole numbers from 1; write it as 1,32")
+    return list(dict.fromkeys(numbers))

@@ -1,0 +1,188 @@
+"""What methods answered to the same questions: scored, summed up, compared, and kept beside the results file.
+
+Nothing here runs a model, so that answers of several runs can be joined and summed up again anywhere.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diffprune.evaluate.retention import Units, lead, lead_ci95, retention, retention_ci95
+from diffprune.results import write_text
+
+SUFFIX = ".answers.json"  # of the file beside the results file
+Keep = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One method at one budget with one seed, as it is listed."""
+
+    method: str
+    keep: Keep
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """One run's answers, scored: by task the score, its own unit and the values of the scored questions.
+
+    `seconds` is the time the answers took, the encoding of the pictures aside.
+    """
+
+    run: Entry
+    said: list[str]
+    score: dict[str, float]
+    raw: dict[str, float]
+    units: dict[str, list[float]]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Questions and what every run said to them; the first run is the full model.
+
+    Args:
+        questions: One {"id", "task", "prompt", "answer"} for each prompt.
+        chance: By task the score of guessing.
+    """
+
+    questions: list[dict[str, Any]]
+    chance: dict[str, float]
+    answers: list[Answers] = field(default_factory=list)
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+def quality_rows(
+    answers: Sequence[Answers],
+    full: Answers,
+    *,
+    versus: str | None = None,
+    also: Sequence[str] = (),
+    chance: Mapping[str, float] | None = None,
+) -> list[dict[str, Any]]:
+    """A row per method, budget, seed and task, then a summary row per method and budget.
+
+    A task on which the full model has nothing right cannot say what is left of it: it is not in the summary.
+
+    Args:
+        versus: A method; summary rows of the others at a budget that it has too get its `lead` over them in points of
+            retention and the interval of that, `lead_ci95`; `versus` then names it.
+        also: Tasks over which everything is summed up once more; then `tasks` tells the summary rows apart.
+        chance: By task the score of guessing, to be written into the rows.
+    """
+    rows: list[dict[str, Any]] = [
+        {
+            "method": one.run.method,
+            "keep": one.run.keep,
+            "seed": one.run.seed,
+            "task": task,
+            "score": one.score[task],
+            "score_raw": one.raw[task],
+            "full_score": full.score[task],
+            **({} if chance is None else {"chance": chance[task]}),
+        }
+        for one in answers
+        for task in one.score
+    ]
+    measured = [task for task, score in full.score.items() if score > 0]
+    rows += summary_rows(answers, full, measured, versus=versus, tasks="all" if also else None)
+    if also:
+        some = [task for task in measured if task in also]
+        rows += summary_rows(answers, full, some, versus=versus, tasks=", ".join(some))
+    return rows
+
+
+def summary_rows(
+    answers: Sequence[Answers], full: Answers, measured: Sequence[str], *, versus: str | None, tasks: str | None
+) -> list[dict[str, Any]]:
+    """A row per method and budget over the tasks measured; `tasks` is what the rows say of them."""
+    if not measured:
+        return []
+    groups: dict[tuple[str, Keep], list[Answers]] = {}
+    for one in answers:
+        groups.setdefault((one.run.method, one.run.keep), []).append(one)
+    reference = {task: full.score[task] for task in measured}
+    full_units = {task: full.units[task] for task in measured}
+    units = {place: mean_units(same, measured) for place, same in groups.items()}
+    rows = []
+    for (method, keep), same in groups.items():
+        retained = [retention({task: one.score[task] for task in measured}, reference) for one in same]
+        equal = [a == b for one in same for a, b in zip(one.said, full.said, strict=True)]
+        own, ours = units[method, keep], units.get((versus or "", keep))
+        row = {
+            "method": method,
+            "keep": keep,
+            "retention": statistics.fmean(retained),
+            "retention_std": statistics.stdev(retained) if len(retained) > 1 else 0.0,
+            "ci95": list(retention_ci95(own, full_units)),
+            "n_seeds": len(same),
+            "unchanged": statistics.fmean(equal),
+        }
+        if ours is not None and method != versus:
+            row |= {
+                "versus": versus,
+                "lead": lead(ours, own, full_units),
+                "lead_ci95": list(lead_ci95(ours, own, full_units)),
+            }
+        rows.append(row if tasks is None else row | {"tasks": tasks})
+    return rows
+
+
+def mean_units(same: Sequence[Answers], tasks: Sequence[str]) -> Units:
+    """Values of the scored questions by task, each averaged over the runs."""
+    return {
+        task: [statistics.fmean(values) for values in zip(*(one.units[task] for one in same), strict=True)]
+        for task in tasks
+    }
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def answers_file(results: Path) -> Path:
+    """Where the answers of a results file are kept."""
+    return results.with_suffix(SUFFIX)
+
+
+def write_sheet(path: Path, sheet: Sheet) -> None:
+    """Every answer beside its question, so that differences can be looked at and tested."""
+    runs = [
+        {
+            "method": one.run.method,
+            "keep": one.run.keep,
+            "seed": one.run.seed,
+            "said": one.said,
+            "score": one.score,
+            "raw": one.raw,
+            "units": one.units,
+            "seconds": one.seconds,
+        }
+        for one in sheet.answers
+    ]
+    write_text(path, json.dumps({"questions": sheet.questions, "chance": sheet.chance, "runs": runs}))
+
+
+def read_sheet(path: Path) -> Sheet:
+    """The answers of a file that `write_sheet` wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        answers = [
+            Answers(
+                run=Entry(one["method"], one["keep"], one["seed"]),
+                **{key: one[key] for key in ("said", "score", "raw", "units", "seconds")},
+            )
+            for one in content["runs"]
+        ]
+        return Sheet(content["questions"], content["chance"], answers)
+    except OSError as error:
+        raise ValueError(
+            f"cannot read the answers {path} ({error.strerror}); `diffprune eval --out` keeps them beside its results"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no answers of this version; write it again with `diffprune eval`") from error

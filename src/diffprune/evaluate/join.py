@@ -1,0 +1,158 @@
+"""Join runs of `diffprune eval` over the same questions into one results file, summed up and compared anew.
+
+    python -m diffprune.evaluate.join a.json b.json --out results/scenes_main.json --versus diffprune
+
+So methods can be measured in several processes, or some of them later. The answers beside the files are what is joined.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
+from diffprune.results import Results, read_results, write_results
+from diffprune.types import Budget
+
+REST = "*"  # among the methods: all that are not named
+SAME_MODEL = 1.0  # points of a task's score by which two runs of one full model may differ, from rounding
+
+
+def join_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[Sheet, int]:
+    """One sheet with the runs of all, the full model's of the first; and to how many questions those differ.
+
+    Args:
+        names: What the sheets are called in an error.
+    """
+    first = sheets[0]
+    full = first.answers[0]
+    answers = [full]
+    seen = {full.run: names[0]}
+    differ: set[int] = set()
+    for sheet, name in zip(sheets, names, strict=True):
+        if sheet.questions != first.questions:
+            raise ValueError(
+                f"{names[0]} and {name} hold answers to other questions; measure them with the same --tasks, "
+                "--split and --questions"
+            )
+        other = sheet.answers[0]
+        for task, score in full.score.items():
+            if abs(other.score[task] - score) > SAME_MODEL:
+                raise ValueError(
+                    f"the full model has {score:.1f} on {task} in {names[0]} and {other.score[task]:.1f} in {name}: "
+                    "join runs of one model only"
+                )
+        differ |= {index for index, (a, b) in enumerate(zip(full.said, other.said, strict=True)) if a != b}
+        for one in sheet.answers[1:]:
+            if one.run in seen:
+                run = one.run
+                raise ValueError(
+                    f"{run.method} at keep={run.keep} with seed {run.seed} is in {seen[run]} and in {name}; "
+                    "leave one of them out"
+                )
+            seen[one.run] = name
+            answers.append(one)
+    return Sheet(first.questions, first.chance, answers), len(differ)
+
+
+def choose_runs(
+    answers: Sequence[Answers],
+    methods: Sequence[str] = (REST,),
+    budgets: Sequence[int | float] = (),
+    without: Sequence[str] = (),
+) -> list[Answers]:
+    """The full model's run and those of the methods and budgets named, in the order of the methods.
+
+    Args:
+        methods: Names; `*` stands for all that are not named.
+        budgets: All where none is named.
+        without: Methods to leave out.
+    """
+    found = [name for name in dict.fromkeys(one.run.method for one in answers[1:]) if name not in without]
+    for name in methods:
+        if name != REST and name not in found:
+            raise ValueError(f"there are no answers of {name!r}; there are {', '.join(found)}")
+    rest = [name for name in found if name not in methods]
+    order = [name for entry in methods for name in (rest if entry == REST else [entry])]
+    chosen = [one for one in answers[1:] if one.run.method in order and (not budgets or one.run.keep in budgets)]
+    return [answers[0], *sorted(chosen, key=lambda one: order.index(one.run.method))]
+
+
+def join_files(
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    versus: str | None = None,
+    methods: Sequence[str] = (REST,),
+    budgets: Sequence[int | float] = (),
+    without: Sequence[str] = (),
+    also: Sequence[str] = (),
+    command: str | None = None,
+    notes: str = "",
+) -> Results:
+    """Write the joined results file and its answers; the parts must come from one commit and one kind of device."""
+    parts = [read_results(path) for path in paths]
+    for key in ("commit", "device"):
+        values = dict.fromkeys(getattr(part, key) for part in parts)
+        if len(values) > 1:
+            raise ValueError(
+                f"the runs come from more than one {key} ({', '.join(values)}); measure them anew together"
+            )
+    joined, differ = join_sheets([read_sheet(answers_file(path)) for path in paths], [str(path) for path in paths])
+    sheet = Sheet(joined.questions, joined.chance, choose_runs(joined.answers, methods, budgets, without))
+    if versus is not None and versus not in {one.run.method for one in sheet.answers}:
+        raise ValueError(f"--versus {versus!r} is not among the methods joined")
+    said = dict.fromkeys(part.notes for part in parts if part.notes)
+    told = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
+    rows = quality_rows(sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance)
+    write_sheet(answers_file(out), sheet)
+    return write_results(
+        out,
+        name=out.stem,
+        rows=rows,
+        command=command,
+        commit=parts[0].commit,
+        device=parts[0].device,
+        seeds=sorted({one.run.seed for one in sheet.answers[1:]}),
+        notes="; ".join([*([notes] if notes else []), *said, *([told] if differ else [])]),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line above."""
+    parser = argparse.ArgumentParser(
+        prog="python -m diffprune.evaluate.join", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("files", nargs="+", type=Path, help="results files whose answers lie beside them")
+    parser.add_argument("--out", required=True, type=Path, help="results file to write")
+    parser.add_argument("--versus", help="method whose lead over each other one is given")
+    parser.add_argument("--methods", default=REST, help="comma-separated, in this order; * is all that are not named")
+    parser.add_argument("--without", default="", help="comma-separated methods to leave out")
+    parser.add_argument("--keep", default="", help="comma-separated: these budgets alone")
+    parser.add_argument("--also", default="", help="comma-separated tasks to sum up over once more")
+    parser.add_argument("--command", help="what to record as the command that makes the file again")
+    parser.add_argument("--notes", default="", help="a sentence the reader of the table needs")
+    given = parser.parse_args(arguments)
+
+    def words(text: str) -> list[str]:
+        return [word for word in text.split(",") if word]
+
+    results = join_files(
+        given.files,
+        given.out,
+        versus=given.versus,
+        methods=words(given.methods),
+        budgets=[Budget.parse(word).keep for word in words(given.keep)],
+        without=words(given.without),
+        also=words(given.also),
+        command=given.command,
+        notes=given.notes,
+    )
+    print(f"{given.out}: {len(results.rows)} rows from {len(given.files)} runs")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,407 @@
+"""Static shapes: the buffers of one prefill size, of one picture shape, and of what joins the two."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffprune.fast.decoder import Cache, Decoder
+from diffprune.fast.graphs import Stage
+from diffprune.fast.vision import Encoded, keep_largest, take
+from diffprune.methods.base import LayerState
+from diffprune.methods.llm_attention import AttentionReader
+from diffprune.types import VisualTokens
+
+# Features in; indices, features of the kept tokens and scores out, written into the tensors given.
+Choose = Callable[[Tensor, tuple[Tensor, Tensor, Tensor]], None]
+
+ALIGN = 8  # columns of a cache come in eights, as attention kernels with a mask want them
+
+
+class CacheStore:
+    """One memory for the caches of all buckets: one request runs at a time, so they may lie on top of each other."""
+
+    def __init__(self, decoder: Decoder, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape, self.num_layers = decoder.weights.shape, len(decoder.weights.layers)
+        self.device, self.dtype = device, dtype
+        self.flat: list[tuple[Tensor, Tensor]] = []
+
+    def numel(self, batch: int, columns: int) -> int:
+        """Numbers in the keys of one layer."""
+        return batch * self.shape.key_heads * columns * self.shape.head_width
+
+    def num_bytes(self, batch: int, columns: Sequence[int]) -> int:
+        """Bytes of keys and values with so many columns in each layer."""
+        size = torch.empty((), dtype=self.dtype).element_size()
+        return sum(2 * self.numel(batch, count) * size for count in columns)
+
+    def reserve(self, most: int) -> None:
+        """Room for the largest bucket: `most` numbers in the keys of a layer."""
+        self.flat = [
+            (
+                torch.zeros(most, device=self.device, dtype=self.dtype),
+                torch.zeros(most, device=self.device, dtype=self.dtype),
+            )
+            for _ in range(self.num_layers)
+        ]
+
+    def view(self, batch: int, columns: Sequence[int]) -> list[Cache]:
+        """Every layer's cache for so many rows, with its own number of columns."""
+        caches = []
+        for (keys, values), count in zip(self.flat, columns, strict=True):
+            size = (batch, self.shape.key_heads, count, self.shape.head_width)
+            used = self.numel(batch, count)
+            caches.append(Cache(keys[:used].view(size), values[:used].view(size)))
+        return caches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cuts:
+    """Where a method inside the language model drops tokens, and by which scores.
+
+    Args:
+        num_visual: Visual tokens of every prompt, side by side.
+        left: For each layer with a cut, how many of them go on from there.
+        score: The method's ranking of the visual tokens that are left, from what it sees before a layer.
+        language_model: The stock layers, whose projections the scores are computed with.
+    """
+
+    num_visual: int
+    left: dict[int, int]
+    score: Callable[[LayerState], Float[Tensor, "B M"]]
+    language_model: Any
+
+    def widths(self, length: int, num_layers: int) -> list[int]:
+        """Columns of a prompt in each layer."""
+        widths, now = [], length
+        for layer in range(num_layers):
+            now = length - self.num_visual + self.left[layer] if layer in self.left else now
+            widths.append(now)
+        return widths
+
+
+@dataclass(kw_only=True)
+class Bucket:
+    """Prefill and decode for up to `batch` prompts of up to `length` columns, visual tokens included.
+
+    Args:
+        columns: Of each layer's cache.
+        cuts: Of a method inside the language model; None for all others.
+        first: Each row's first visual column, read where there are cuts.
+        embeds, positions, last: What the prefill reads; `last` is each row's last real column.
+        token, logits: The newest token and what it was chosen from.
+        column, position: Where the next token goes, in the caches (one row for layers that hold the same tokens) and
+            in the rotary tables.
+    """
+
+    batch: int
+    length: int
+    columns: list[int]
+    cuts: Cuts | None
+    first: Int[Tensor, " B"]
+    embeds: Float[Tensor, "B T L"]
+    positions: Int[Tensor, "*R B T"]
+    last: Int[Tensor, " B"]
+    token: Int[Tensor, " B"]
+    logits: Float[Tensor, "B V"]
+    column: Int[Tensor, "segments B"]
+    position: Int[Tensor, "*R B 1"]
+    cache: list[Cache]
+    prefill: Stage = field(init=False)
+    decode: Stage = field(init=False)
+
+    @classmethod
+    def build(
+        cls,
+        decoder: Decoder,
+        store: CacheStore,
+        *,
+        batch: int,
+        length: int,
+        max_new_tokens: int,
+        axes: tuple[int, ...],
+        capture: bool,
+        cuts: Cuts | None = None,
+    ) -> "Bucket":
+        """Buffers and stages of that size; `axes` is (3,) for M-RoPE and () for plain positions."""
+        weights = decoder.weights
+        device, dtype = store.device, store.dtype
+        widths = [length] * store.num_layers if cuts is None else cuts.widths(length, store.num_layers)
+        columns = [num_columns(count, max_new_tokens) for count in widths]
+        width, vocabulary = len(weights.final_norm), len(weights.head[0])
+
+        def whole(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        bucket = cls(
+            batch=batch,
+            length=length,
+            columns=columns,
+            cuts=cuts,
+            first=whole(batch),
+            embeds=torch.zeros(batch, length, width, dtype=dtype, device=device),
+            positions=whole(*axes, batch, length),
+            last=whole(batch) + (0 if cuts is None else cuts.num_visual),  # a warm-up drops visual tokens before it
+            token=whole(batch),
+            logits=torch.zeros(batch, vocabulary, dtype=dtype, device=device),
+            column=whole(1 if cuts is None else len({0, *cuts.left}), batch),
+            position=whole(*axes, batch, 1),
+            cache=store.view(batch, columns),
+        )
+        bucket.prefill = Stage(bucket.make_prefill(decoder), capture=capture)
+        bucket.decode = Stage(bucket.make_decode(decoder), capture=capture)
+        return bucket
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What tells it from the other buckets."""
+        left = () if self.cuts is None else (number for item in sorted(self.cuts.left.items()) for number in item)
+        return (self.batch, self.length, *left)
+
+    def takes(self, visual: int) -> bool:
+        """Whether prompts with that many visual tokens may be spliced into it."""
+        return self.cuts is None or self.cuts.num_visual == visual
+
+    def segments(self) -> list[range]:
+        """Layers that hold the same tokens."""
+        borders = sorted({0, *(self.cuts.left if self.cuts is not None else ())})
+        return [range(first, end) for first, end in pairwise([*borders, len(self.cache)])]
+
+    def make_prefill(self, decoder: Decoder) -> Callable[[], None]:
+        def run() -> None:
+            if self.cuts is None:
+                logits = decoder.prefill(self.embeds, self.positions, self.last, self.cache)
+                self.column[0].copy_(self.last + 1)
+            else:
+                logits = self.prefill_with_cuts(decoder, self.cuts)
+            self.logits.copy_(logits)
+            self.token.copy_(logits.argmax(-1))
+            index = self.last[:, None].expand(*self.positions.shape[:-1], 1)
+            self.position.copy_(self.positions.gather(-1, index) + 1)
+
+        return run
+
+    def prefill_with_cuts(self, decoder: Decoder, cuts: Cuts) -> Float[Tensor, "B V"]:
+        """Logits after each prompt, with visual tokens dropped before the layers of the plan.
+
+        Every prompt has the same number of visual tokens side by side, so all shapes are known beforehand.
+        """
+        residual, branch = self.embeds, torch.zeros_like(self.embeds)
+        positions, last, visual = self.positions, self.last, cuts.num_visual
+        entered = residual
+        for number, layers in enumerate(self.segments()):
+            fewer = cuts.left.get(layers[0], visual)
+            if fewer < visual:
+                hidden = residual + branch
+                state = self.look(decoder, cuts, layers[0], hidden, entered, positions, last, visual)
+                keep = keep_largest(cuts.score(state), fewer)
+                columns = columns_after_cut(self.first, keep, visual, hidden.shape[1])
+                residual = take(hidden, columns)
+                branch = torch.zeros_like(residual)
+                positions = positions.gather(-1, columns.expand(*positions.shape[:-2], *columns.shape))
+                last, visual = last - (visual - fewer), fewer
+            self.column[number].copy_(last + 1)
+            residual, branch = decoder.run_layers(residual, branch, positions, self.cache, layers[:-1])
+            entered = residual + branch
+            residual, branch = decoder.run_layers(residual, branch, positions, self.cache, layers[-1:])
+        return decoder.logits_at(residual, branch, last)
+
+    def look(
+        self,
+        decoder: Decoder,
+        cuts: Cuts,
+        layer: int,
+        hidden: Tensor,
+        entered: Tensor,
+        positions: Tensor,
+        last: Tensor,
+        visual: int,
+    ) -> LayerState:
+        """What the method sees before a layer."""
+        columns = torch.arange(hidden.shape[1], device=hidden.device)
+        valid = columns <= last[:, None]
+        seen = [SimpleNamespace(keys=cache.keys[:, :, : hidden.shape[1]]) for cache in self.cache[:layer]]
+        reader = AttentionReader(
+            decoder=cuts.language_model,
+            layer=layer,
+            entered=entered,
+            hidden=hidden,
+            tables=decoder.tables(hidden, positions),
+            valid=valid,
+            two_way=None,
+            cache=SimpleNamespace(layers=seen),
+        )
+        return LayerState(
+            layer=layer,
+            hidden=hidden,
+            attention_mask=valid,
+            visual=self.first[:, None] + torch.arange(visual, device=hidden.device),
+            last=last,
+            reader=reader,
+        )
+
+    def make_decode(self, decoder: Decoder) -> Callable[[], None]:
+        def run() -> None:
+            segments = list(zip(self.segments(), self.column, strict=True))
+            logits = decoder.decode(self.token, self.position, segments, self.cache)
+            self.logits.copy_(logits)
+            self.token.copy_(logits.argmax(-1))
+            for layers, column in segments:  # never past the cache, however often a step is measured
+                column.copy_((column + 1).clamp_max(self.columns[layers[0]] - 1))
+            self.position.add_(1)
+
+        return run
+
+
+def columns_after_cut(
+    first: Int[Tensor, " B"], keep: Int[Tensor, "B K"], visual: int, width: int
+) -> Int[Tensor, "B T"]:
+    """Columns that go on: all but the visual ones from `first` on that are not in `keep`."""
+    num_kept = keep.shape[1]
+    column = torch.arange(width - visual + num_kept, device=keep.device)
+    rank = column - first[:, None]
+    chosen = first[:, None] + keep.gather(1, rank.clamp(0, num_kept - 1))
+    behind = torch.where(rank < 0, column, column + visual - num_kept)
+    return torch.where((rank >= 0) & (rank < num_kept), chosen, behind)
+
+
+def num_columns(length: int, max_new_tokens: int) -> int:
+    """Columns of a cache for a prompt of that length and its answer."""
+    return -(-(length + max_new_tokens) // ALIGN) * ALIGN
+
+
+@dataclass(kw_only=True)
+class Picture:
+    """A tower fixed to one picture shape and number of pictures.
+
+    Args:
+        batch: Pictures it runs at once.
+        pixels: What it reads.
+        encoded: What it gives, at the same address every time.
+        tokens: The same as `VisualTokens`, for the methods; features are those of `encoded`.
+    """
+
+    batch: int
+    pixels: Tensor
+    encoded: Encoded
+    tokens: VisualTokens
+    encode: Stage
+
+    @classmethod
+    def build(
+        cls, run: Callable[[Tensor], Encoded], pixels: Tensor, batch: int, about: dict[str, Any], *, capture: bool
+    ) -> "Picture":
+        pixels = pixels.clone()
+        first = run(pixels)
+        encoded = Encoded(
+            torch.empty_like(first.x).copy_(first.x),
+            *(None if part is None else torch.empty_like(part).copy_(part) for part in first[1:]),
+        )
+
+        def encode() -> None:
+            for kept, new in zip(encoded, run(pixels), strict=True):
+                if kept is not None and new is not None:
+                    kept.copy_(new)
+
+        tokens = VisualTokens(x=encoded.x, cls_attention=encoded.cls_attention, keys=encoded.keys, **about)
+        return cls(batch=batch, pixels=pixels, encoded=encoded, tokens=tokens, encode=Stage(encode, capture=capture))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.encoded.x.shape[1]
+
+
+@dataclass(kw_only=True)
+class Chooser:
+    """The choice of K tokens of each picture: indices and features, at the same address every time.
+
+    `prune` is None where the method cannot run on static tensors; then what it chose is copied in.
+    """
+
+    keep: Int[Tensor, "B K"]
+    kept: Float[Tensor, "B K D"]
+    logits: Float[Tensor, "B N"]  # zeros where the method has no ranking
+    prune: Stage | None
+
+    @classmethod
+    def build(cls, picture: Picture, k: int, choose: Choose | None, *, capture: bool) -> "Chooser":
+        """A chooser of k tokens by that function; without one the choice is copied in."""
+        x = picture.encoded.x
+        chooser = cls(
+            keep=torch.arange(k, device=x.device).repeat(len(x), 1),
+            kept=torch.empty(len(x), k, x.shape[-1], dtype=x.dtype, device=x.device),
+            logits=torch.zeros(x.shape[:2], dtype=torch.float32, device=x.device),
+            prune=None,
+        )
+        if choose is not None:
+            into = (chooser.keep, chooser.kept, chooser.logits)
+            chooser.prune = Stage(lambda: choose(x, into), capture=capture)
+        return chooser
+
+
+def choose_by_score(score: Callable[[Tensor], Tensor], k: int, compiler: Any) -> Choose:
+    """The k largest scores."""
+
+    def finish(scores: Tensor, x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
+        chosen = keep_largest(scores, k)
+        into[0].copy_(chosen)
+        into[1].copy_(take(x, chosen))
+        into[2].copy_(scores)
+
+    finish_fused = compiler(finish)
+    return lambda x, into: finish_fused(score(x), x, into)
+
+
+@dataclass(kw_only=True)
+class Splicer:
+    """Kept tokens projected and put between the words of a prompt, in the buffers of a bucket.
+
+    `layout` is one integer tensor [B, ...], so that a prompt reaches the device in one copy: ids [T], positions
+    [R * T], positions of all visual tokens [R * N], first visual column [1], last column [1].
+    """
+
+    layout: Int[Tensor, "B columns"]
+    staging: Int[Tensor, "B columns"]
+    splice: Stage
+
+    @classmethod
+    def build(
+        cls,
+        picture: Picture,
+        chooser: Chooser,
+        bucket: Bucket,
+        *,
+        embed: Callable[[Tensor], Tensor],
+        project: Callable[[Tensor], Tensor],
+        packed: bool,
+        capture: bool,
+    ) -> "Splicer":
+        length, tokens, k = bucket.length, picture.num_tokens, chooser.keep.shape[1]
+        axes = bucket.positions.shape[0] if bucket.positions.ndim == 3 else 1
+        width = length + axes * (length + tokens) + 2
+        device = bucket.last.device
+        layout = torch.zeros(bucket.batch, width, dtype=torch.int64, device=device)
+        staging = torch.zeros(bucket.batch, width, dtype=torch.int64, pin_memory=capture)
+        rows = torch.arange(bucket.batch, device=device)[:, None]
+        ranks = torch.arange(k, device=device)
+
+        def splice() -> None:
+            ids, text, visual, first, last = layout.split([length, axes * length, axes * tokens, 1, 1], dim=1)
+            place = first + ranks  # [B, K]
+            bucket.embeds.copy_(embed(ids))
+            bucket.embeds[rows, place] = project(chooser.kept).to(bucket.embeds.dtype)
+            positions = text.unflatten(1, (axes, length)).transpose(0, 1).contiguous()  # [R, B, T]
+            if not packed:
+                where = visual.unflatten(1, (axes, tokens)).transpose(0, 1)  # [R, B, N]
+                chosen = where.gather(2, chooser.keep.expand(axes, -1, -1))
+                positions.scatter_(2, place.expand(axes, -1, -1), chosen)
+            bucket.positions.copy_(positions if bucket.positions.ndim == 3 else positions[0])
+            bucket.first.copy_(first[:, 0])
+            bucket.last.copy_(last[:, 0])
+
+        return cls(layout=layout, staging=staging, splice=Stage(splice, capture=capture))

@@ -1,0 +1,80 @@
+"""Stages: functions on static tensors, replayed as one CUDA graph each; on other devices called as they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 2  # the first call compiles, the second finds every lazily made workspace in place
+
+
+class Stage:
+    """A function without arguments that reads and writes tensors whose addresses never change.
+
+    Args:
+        function: What the stage does.
+        capture: Keep it as a CUDA graph after `warm_up`.
+    """
+
+    def __init__(self, function: Callable[[], None], *, capture: bool) -> None:
+        self.function = function
+        self.graph: Any = None
+        self._capture = capture
+
+    def warm_up(self, pool: Any = None) -> None:
+        """Run the function until nothing is compiled or allocated any more, then capture it into the memory pool."""
+        if not self._capture:
+            self.function()
+            return
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                self.function()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.function()
+        self.graph = graph
+
+    def __call__(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        # As it was warmed up: what torch compiled is not compiled again for tensors of inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            self.function()
+
+
+class Compiler:
+    """`torch.compile` for the functions of the fast path, or nothing at all.
+
+    One function serves all layers (weights are arguments), so a model of 32 layers compiles one.
+    """
+
+    def __init__(self, enabled: bool, *, autotune: bool = False) -> None:
+        self.enabled = enabled
+        self.mode = "max-autotune-no-cudagraphs" if autotune else None
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.enabled:
+            return function
+        return torch.compile(function, fullgraph=True, dynamic=False, mode=self.mode)
+
+    def patient(self) -> Any:
+        """A context in which every new bucket may compile the same function again: each has its own static shapes."""
+        import torch._dynamo
+
+        return torch._dynamo.config.patch(recompile_limit=512, accumulated_recompile_limit=4096)  # type: ignore[attr-defined]
+
+
+def num_bytes(*tensors: Tensor | None) -> int:
+    """Bytes of the tensors' storage, each storage once."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor is not None
+    }
+    return sum(storages.values())

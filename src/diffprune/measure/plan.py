@@ -1,0 +1,349 @@
+"""What pruning will gain, before anything is trained or bought: operations, memory and times by a roofline.
+
+The counts are exact (see `flops`); the times rest on a card's datasheet (`gpus`) and on the curves below (`roofline`),
+which `calibrate` fits to rows of `diffprune profile`.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from diffprune.measure.flops import (
+    block_weights,
+    decoder_weights,
+    encoder_flops,
+    head_width,
+    kv_bytes,
+    layer_weights,
+    prefill_flops,
+    projector_flops,
+    scorer_flops,
+)
+from diffprune.measure.gpus import Gpu, find_gpu, gpu_of_device
+from diffprune.measure.roofline import Calibration, Curve, Work, fit_curve
+from diffprune.measure.shapes import SHAPES, build
+from diffprune.methods.base import LayerPruner
+from diffprune.nn import BlockSpec
+from diffprune.registry import METHODS
+from diffprune.results import Results
+from diffprune.types import Budget
+
+ASSUMED = "assumed, not fitted to any measurement; --calibrate RESULTS fits them"
+# Set by hand and fitted to nothing: replace them by what `diffprune plan --calibrate` prints.
+CALIBRATIONS: dict[str, Calibration] = {
+    "fast": Calibration(
+        prefill=Curve(most=0.75, half=40.0, bandwidth=0.90, launch_us=40.0),
+        vision=Curve(most=0.60, half=200.0, bandwidth=0.90, launch_us=40.0),
+        host_ms=0.3,
+        source=ASSUMED,
+    ),
+    "eager": Calibration(
+        prefill=Curve(most=0.75, half=40.0, bandwidth=0.90, launch_us=700.0),
+        vision=Curve(most=0.60, half=200.0, bandwidth=0.90, launch_us=250.0),
+        host_ms=1.0,
+        source=ASSUMED,
+    ),
+}
+TEXT_BUCKETS = (64, 128)  # to which the fast path pads the text of a prompt
+USABLE = 0.92  # share of the card's memory that weights, caches and activations may fill
+SCORER_DEPTH = 2
+COLUMNS = (
+    "method", "num_visual", "num_kept", "tflops", "kv_mb", "encode_ms", "pruner_ms", "prefill_ms", "ttft_ms",
+    "largest_batch", "requests_s",
+)  # fmt: skip
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a plan needs of a model: its configuration, how it cuts pictures, and the size of its parts."""
+
+    name: str
+    config: Any
+    processor: Any
+    parameters: int
+    vision_parameters: int
+
+    @property
+    def text(self) -> Any:
+        return self.config.text_config
+
+    def num_visual(self, size: tuple[int, int]) -> int:
+        """Visual tokens of a picture of that (width, height), as its own processor counts them."""
+        token = getattr(self.processor, "image_token", None) or "<image>"
+        prompt = self.processor(text=[str(token)], images=[Image.new("RGB", size)], return_tensors="pt")
+        image_id = getattr(self.config, "image_token_id", None) or self.config.image_token_index
+        return int((prompt["input_ids"] == image_id).sum())
+
+
+@cache
+def describe(name: str) -> Model:
+    """The model of a preset, a reference model or a folder, without its weights."""
+    from diffprune.scenes.reference import SPECS, load_reference
+
+    if name in SHAPES:
+        config, processor = SHAPES[name](False)
+    elif name in SPECS:
+        reference: Any = load_reference(name)
+        config, processor = reference[0].config, reference[1]
+    elif Path(name).is_dir():
+        from transformers import AutoConfig, AutoProcessor
+
+        config, processor = AutoConfig.from_pretrained(name), AutoProcessor.from_pretrained(name)
+    else:
+        raise ValueError(
+            f"backbone {name!r} is not known; give one of {', '.join((*SHAPES, *SPECS))}, or the folder of a model"
+        )
+    model = build(config, "meta", torch.float16)
+    sizes = {key: value.numel() for key, value in model.named_parameters()}
+    vision = sum(size for key, size in sizes.items() if "language_model" not in key and "lm_head" not in key)
+    return Model(
+        name=name, config=config, processor=processor, parameters=sum(sizes.values()), vision_parameters=vision
+    )
+
+
+# --- one prediction ---------------------------------------------------------------------------------------------------
+
+
+def prefill_work(model: Model, num_columns: int, batch: int, itemsize: int = 2) -> Work:
+    """The language model over `batch` prompts of `num_columns` tokens each, padding included."""
+    return Work(
+        flops=batch * prefill_flops(model.text, num_columns),
+        read=decoder_weights(model.text) * itemsize,
+        tokens=batch * num_columns,
+        layers=model.text.num_hidden_layers,
+    )
+
+
+def vision_work(model: Model, num_visual: int, batch: int, itemsize: int = 2) -> Work:
+    """The vision tower over `batch` pictures."""
+    vision = model.config.vision_config
+    merge = getattr(vision, "spatial_merge_size", 1)
+    return Work(
+        flops=batch * encoder_flops(model.config, num_visual),
+        read=model.vision_parameters * itemsize,
+        tokens=batch * num_visual * merge * merge,
+        layers=getattr(vision, "depth", None) or vision.num_hidden_layers,
+    )
+
+
+def scorer_work(model: Model, num_visual: int, batch: int, itemsize: int = 2) -> Work:
+    """DiffPrune's scorer over `batch` pictures."""
+    spec = BlockSpec.from_config(model.config.vision_config)
+    merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
+    patches = num_visual * merge * merge
+    return Work(
+        flops=batch * scorer_flops(spec, patches, SCORER_DEPTH),
+        read=SCORER_DEPTH * block_weights(spec) * itemsize,
+        tokens=batch * patches,
+        layers=SCORER_DEPTH,
+    )
+
+
+def decode_work(model: Model, num_columns: int, batch: int, itemsize: int = 2) -> Work:
+    """One more token of `batch` prompts: weights and caches are read once."""
+    weights = decoder_weights(model.text)
+    return Work(
+        flops=2 * batch * weights,
+        read=weights * itemsize + kv_bytes(model.text, num_columns, batch=batch, element_size=itemsize),
+        tokens=batch,
+        layers=model.text.num_hidden_layers,
+    )
+
+
+def padded_text(num_text: int, path: str) -> int:
+    """Columns that the text of a prompt takes."""
+    return num_text if path == "eager" else next((size for size in TEXT_BUCKETS if size >= num_text), num_text)
+
+
+def predict(
+    model: Model,
+    gpu: Gpu,
+    calibration: Calibration,
+    *,
+    num_visual: int,
+    num_kept: int,
+    num_text: int,
+    batch: int,
+    path: str = "fast",
+    itemsize: int = 2,
+) -> dict[str, float]:
+    """Milliseconds of each stage and of the first token."""
+    columns = num_kept + padded_text(num_text, path)
+    is_pruned = num_kept < num_visual
+    encode = calibration.vision.ms(vision_work(model, num_visual, batch, itemsize), gpu)
+    pruner = calibration.vision.ms(scorer_work(model, num_visual, batch, itemsize), gpu) if is_pruned else 0.0
+    project = Work(
+        flops=batch * projector_flops(model.config, num_kept),
+        read=projector_flops(model.config, 1) / 2 * itemsize,  # a weight does one multiply and one add for each token
+        tokens=batch * num_kept,
+        layers=1,
+    )
+    splice = calibration.vision.ms(project, gpu)
+    prefill = calibration.prefill.ms(prefill_work(model, columns, batch, itemsize), gpu)
+    return {
+        "encode_ms": encode,
+        "pruner_ms": pruner,
+        "splice_ms": splice,
+        "prefill_ms": prefill,
+        "ttft_ms": encode + pruner + splice + prefill + calibration.host_ms,
+    }
+
+
+def request_bytes(model: Model, num_visual: int, columns: int, new_tokens: int, itemsize: int) -> int:
+    """Memory of one request: its cache, and the widest activations of the tower or the language model."""
+    text, vision = model.text, BlockSpec.from_config(model.config.vision_config)
+    merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
+    language = columns * (6 * text.hidden_size + 3 * text.intermediate_size)
+    tower = num_visual * merge * merge * (6 * vision.width + 3 * vision.mlp_width)
+    return kv_bytes(text, columns + new_tokens, element_size=itemsize) + max(language, tower) * itemsize
+
+
+def fused_bytes(text_config: Any, itemsize: int) -> int:
+    """Memory of the fast path's private copy of queries, keys, values, gate and up (all but out and down)."""
+    queries = text_config.num_attention_heads * head_width(text_config)
+    apart = text_config.hidden_size * (queries + text_config.intermediate_size)
+    return text_config.num_hidden_layers * (layer_weights(text_config) - apart) * itemsize
+
+
+def plan(
+    name: str,
+    gpu: Gpu,
+    *,
+    image: tuple[int, int],
+    keep: int | float,
+    num_text: int = 40,
+    batch: int = 1,
+    new_tokens: int = 32,
+    path: str = "fast",
+    itemsize: int = 2,
+    calibration: Calibration | None = None,
+) -> list[dict[str, Any]]:
+    """Two rows, full and pruned, and a third with what is gained (full over pruned)."""
+    if min(num_text, batch, new_tokens) < 1:
+        raise ValueError(f"text={num_text}, batch={batch}, new tokens={new_tokens}: each must be 1 or more")
+    model, calibration = describe(name), calibration or CALIBRATIONS[path]
+    num_visual = model.num_visual(image)
+    free = gpu.memory * 1e9 * USABLE - model.parameters * itemsize
+    if path == "fast" and free > 2 * fused_bytes(model.text, itemsize):  # else compile(fuse=False), which needs none
+        free -= fused_bytes(model.text, itemsize)
+    rows: list[dict[str, Any]] = []
+    for method, num_kept in (("full", num_visual), ("pruned", Budget(keep).count(num_visual))):
+        columns = num_kept + padded_text(num_text, path)
+        largest = max(0, int(free // request_bytes(model, num_visual, columns, new_tokens, itemsize)))
+
+        def timed(size: int, kept: int = num_kept) -> dict[str, float]:
+            return predict(
+                model,
+                gpu,
+                calibration,
+                num_visual=num_visual,
+                num_kept=kept,
+                num_text=num_text,
+                batch=size,
+                path=path,
+                itemsize=itemsize,
+            )
+
+        row: dict[str, Any] = {
+            "method": method,
+            "num_visual": num_visual,
+            "num_kept": num_kept,
+            "num_text": num_text,
+            "batch": batch,
+            "tflops": prefill_flops(model.text, num_kept + num_text) / 1e12,
+            "kv_mb": kv_bytes(model.text, columns + new_tokens, batch=batch, element_size=itemsize) / 1e6,
+            **timed(batch),
+            "largest_batch": largest,
+            "requests_s": 0.0,
+        }
+        if largest:
+            step = calibration.prefill.ms(decode_work(model, columns + new_tokens, largest, itemsize), gpu)
+            row["requests_s"] = largest / (timed(largest)["ttft_ms"] + (new_tokens - 1) * step) * 1e3
+        rows.append(row)
+    full, pruned = rows
+    compared = ("tflops", "kv_mb", "encode_ms", "prefill_ms", "ttft_ms")
+    gains: dict[str, Any] = {key: full[key] / pruned[key] for key in compared}
+    for key in ("largest_batch", "requests_s"):  # more is better here
+        if full[key]:
+            gains[key] = pruned[key] / full[key]
+    return [*rows, {"method": "gain (times)", **gains}]
+
+
+# --- measured rows ----------------------------------------------------------------------------------------------------
+
+
+def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
+    """Rows of a profile on that path whose language model holds the same tokens in all layers."""
+    return [
+        row
+        for row in results.rows
+        if row.get("path") == path
+        and "prefill_ms" in row
+        and row.get("backbone") in SHAPES
+        and not issubclass(METHODS.get(row["method"]), LayerPruner)
+    ]
+
+
+def calibrate(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> Calibration:
+    """Curves fitted to what `diffprune profile` measured on one card."""
+    rows = [row for results in found for row in measured_rows(results, path)]
+    if gpu is None:
+        names = {gpu_of_device(results.device) for results in found}
+        if len(names) != 1 or None in names:
+            raise ValueError(
+                f"the results are of {', '.join(results.device for results in found)}, which is not one known card; "
+                "name it with --gpu"
+            )
+        gpu = find_gpu(names.pop())
+    prefill, vision = [], []
+    for row in rows:
+        model = describe(row["backbone"])
+        prefill.append((prefill_work(model, row["num_columns"], row["batch"]), row["prefill_ms"]))
+        if row["method"] in ("full", "diffprune"):  # others ask the tower for more than features
+            vision.append((vision_work(model, row["num_visual"], row["batch"]), row["encode_ms"]))
+    stages = ("encode_ms", "pruner_ms", "splice_ms", "prefill_ms")
+    rests = [max(0.0, row["ttft_ms"] - sum(row.get(key, 0.0) for key in stages)) for row in rows if row["batch"] == 1]
+    return Calibration(
+        prefill=fit_curve(prefill, gpu),
+        vision=fit_curve(vision, gpu),
+        host_ms=statistics.median(rests) if rests else 0.0,
+        source=f"fitted to {len(rows)} measured rows, {', '.join(dict.fromkeys(item.device for item in found))}",
+    )
+
+
+def compare(results: Results, calibration: Calibration, gpu: Gpu, path: str) -> list[dict[str, Any]]:
+    """Predicted beside measured prefill, one row for each row measured."""
+    compared = []
+    for row in measured_rows(results, path):
+        work = prefill_work(describe(row["backbone"]), row["num_columns"], row["batch"])
+        predicted = calibration.prefill.ms(work, gpu)
+        keys = ("backbone", "method", "path", "batch", "num_text", "num_kept", "prefill_ms")
+        compared.append(
+            {
+                **{key: row[key] for key in keys},
+                "predicted_ms": predicted,
+                "predicted_over_measured": predicted / row["prefill_ms"],
+            }
+        )
+    return compared
+
+
+def as_source(calibration: Calibration) -> str:
+    """The calibration as it stands in this file."""
+    curves = asdict(calibration)
+    lines = [
+        f"    {part}=Curve(" + ", ".join(f"{key}={value:.3g}" for key, value in curves[part].items()) + "),"
+        for part in ("prefill", "vision")
+    ]
+    return "\n".join(
+        ["Calibration(", *lines, f"    host_ms={calibration.host_ms:.3g},", f"    source={calibration.source!r},", ")"]
+    )

@@ -1,0 +1,440 @@
+"""Where the time to the first token goes: every method, path, batch and text length in one run, as rows and a figure.
+
+The stages of one request are timed alone and the whole from end to end; see `docs/profile.md` for what each counts.
+"""
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffprune.backbones.base import Batch
+from diffprune.measure.flops import decoder_weights, encoder_flops, kv_bytes, prefill_flops
+from diffprune.measure.probes import EagerProbe, FastProbe, Probe, load_subject, make_batch, with_method
+from diffprune.measure.timing import (
+    RUNS,
+    WARM_UP,
+    copy_bandwidth,
+    matrix_rate,
+    synchronize,
+    time_ms,
+    times_ms,
+    wall_ms,
+)
+from diffprune.model import PrunedVLM
+from diffprune.results import Results, command_line, device_name, read_results, source_commit, write_results
+
+NOTES = (
+    "Medians of `runs` calls after warm-up, CUDA events; ttft_ms by the clock, pixels on the device to token id on the "
+    "host. The row "
+    "full / eager is the stock model. tflops: language model, one request, causal attention counted half. floor_ms: "
+    "what is longer, reading the language model's weights once at the measured copy bandwidth or the operations of the "
+    "batch at the measured matrix rate; ratio_to_floor = prefill_ms / floor_ms. kv_bytes as allocated, "
+    "kv_bytes_predicted in closed form. Methods inside the language model: on the eager path pruner_ms is the time of "
+    "their choices, taken out of prefill_ms; on the fast path it is a part of prefill_ms."
+)
+DECODE_STEPS = 16
+DECODE_WARM_UP = 3
+STAGE_SECONDS = 4.0  # for the timed calls of one stage, where all of them would take longer (large batches)
+STAGES = ("encode", "pruner", "splice", "prefill")
+COLUMNS = (
+    "method", "path", "batch", "num_text", "num_kept", "tflops", "encode_ms", "pruner_ms", "splice_ms", "prefill_ms",
+    "ttft_ms", "decode_tok_s", "peak_gb", "kv_bytes", "ratio_to_floor",
+)  # fmt: skip
+
+Report = Callable[[list[dict[str, Any]]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is measured.
+
+    Args:
+        backbone: A preset, a reference model, or a folder.
+        random_weights: Build the preset's real size on the device instead of loading it.
+        tiny: With random weights, the small model of the same kind.
+        methods, keeps, texts, batches, paths: Every combination is one row; `full` is run once whatever the budget.
+        image: (width, height) of the picture.
+        runs: Timed calls of each stage.
+        text_buckets: Of the fast path; its own where empty.
+        seconds: Time for all of it; what does not fit gets a row that says so.
+        kernels: Slowest kernels of a prefill to list in each row.
+    """
+
+    backbone: str
+    random_weights: bool = False
+    tiny: bool = False
+    methods: Sequence[str] = ("full", "diffprune")
+    keeps: Sequence[int | float] = (64,)
+    texts: Sequence[int] = (40,)
+    batches: Sequence[int] = (1,)
+    paths: Sequence[str] = ("eager", "fast")
+    image: tuple[int, int] = (336, 336)
+    device: str = "cuda"
+    dtype: torch.dtype = torch.float16
+    runs: int = RUNS
+    text_buckets: Sequence[int] = ()
+    seconds: float = float("inf")
+    kernels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the device does at best, measured: bytes copied and operations of a large matrix product, per second."""
+
+    bandwidth: float
+    rate: float
+
+    def floor_ms(self, read: int | float, flops: int | float) -> float:
+        """The least time for that many bytes read and operations done."""
+        return max(read / self.bandwidth, flops / self.rate) * 1e3
+
+
+# --- the whole run ----------------------------------------------------------------------------------------------------
+
+
+def profile(settings: Settings, report: Report = lambda rows: None) -> list[dict[str, Any]]:
+    """All rows: the device, the model, then one per method, budget, path, batch and text length.
+
+    `report` is given all rows so far after each one, so that a run cut short leaves what it has.
+    """
+    deadline = time.monotonic() + settings.seconds
+    hardware = Hardware(copy_bandwidth(settings.device), matrix_rate(settings.device, settings.dtype))
+    release(settings.device)
+    subject = load_subject(
+        settings.backbone,
+        random_weights=settings.random_weights,
+        tiny=settings.tiny,
+        device=settings.device,
+        dtype=settings.dtype,
+    )
+    batches = {
+        (batch, text): make_batch(subject, size=settings.image, num_text=text, batch=batch)
+        for batch in settings.batches
+        for text in settings.texts
+    }
+    rows: list[dict[str, Any]] = [model_row(settings, subject, hardware)]
+    weights = FastWeights(settings)
+    for method, keep in cases(settings):
+        for path in settings.paths:
+            for row in measure_method(settings, subject, method, keep, path, batches, hardware, weights, deadline):
+                rows.append(row)
+                report(rows)
+            release(settings.device)
+    return rows
+
+
+def cases(settings: Settings) -> Iterator[tuple[str, int | float]]:
+    """Methods and budgets; the full model has one budget."""
+    for method in settings.methods:
+        for keep in (1.0,) if method == "full" else settings.keeps:
+            yield method, keep
+
+
+def model_row(settings: Settings, subject: PrunedVLM, hardware: Hardware) -> dict[str, Any]:
+    """What the floors in all other rows come from."""
+    weights = read_bytes(subject)
+    return {
+        "name": "device and weights",
+        "backbone": settings.backbone,
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in subject.base.parameters()),
+        "copy_gb_s": hardware.bandwidth / 1e9,
+        "matrix_tflop_s": hardware.rate / 1e12,
+        "weights_read_gb": weights / 1e9,
+        "weights_read_ms": weights / hardware.bandwidth * 1e3,
+        "random_weights": settings.random_weights,
+    }
+
+
+def read_bytes(vlm: PrunedVLM) -> int:
+    """Bytes of weights that a prefill has to read."""
+    return decoder_weights(vlm.base.config.text_config) * vlm.base.dtype.itemsize
+
+
+def measure_method(
+    settings: Settings,
+    subject: PrunedVLM,
+    method: str,
+    keep: int | float,
+    path: str,
+    batches: dict[tuple[int, int], Batch],
+    hardware: Hardware,
+    weights: "FastWeights",
+    deadline: float,
+) -> Iterator[dict[str, Any]]:
+    """Rows of one method on one path; what fails is a row that says why, and the rest goes on."""
+    head = {"method": method, "keep": keep, "backbone": settings.backbone, "path": path}
+    pending = [{**head, "batch": batch, "num_text": text} for batch, text in batches]
+    if time.monotonic() > deadline:
+        yield from ({**row, "error": f"not run: the {settings.seconds:g} s for all were spent"} for row in pending)
+        return
+    compiled: dict[str, Any] = {}
+    try:
+        vlm = with_method(subject, method, keep=keep, dtype=settings.dtype)
+        if path == "fast":
+            start = time.perf_counter()
+            weights.compile(vlm)
+            compiled = {"compile_s": time.perf_counter() - start}
+    except Exception as error:
+        yield from ({**row, "error": first_line(error)} for row in pending)
+        return
+    for row, batch in zip(pending, batches.values(), strict=True):
+        if time.monotonic() > deadline:
+            yield {**row, "error": f"not run: the {settings.seconds:g} s for all were spent"}
+            continue
+        try:
+            yield {**row, **measure(settings, vlm, batch, path, hardware), **compiled}
+        except Exception as error:
+            yield {**row, "error": first_line(error)}
+        release(settings.device)
+
+
+class FastWeights:
+    """Compiles one method after the other around one model: its weights are laid out and its layers compiled once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.first: Any = None
+
+    def compile(self, vlm: PrunedVLM) -> None:
+        """The fast path of this method for the shapes that are measured."""
+        settings = self.settings
+        options: dict[str, Any] = {"text_buckets": tuple(settings.text_buckets)} if settings.text_buckets else {}
+        if self.first is not None:
+            forget_graphs(self.first)
+            options["share"] = self.first
+        vlm.compile(
+            keep=vlm.budget.keep,
+            batch_sizes=tuple(settings.batches),
+            image_sizes=(settings.image,),
+            max_new_tokens=DECODE_WARM_UP + DECODE_STEPS + 2,
+            **options,
+        )
+        if self.first is None:
+            self.first = vlm.fast
+
+
+def forget_graphs(fast: Any) -> None:
+    """Free a fast path's buffers and graphs, all but its weights, so that the next method's memory is its own."""
+    for held in (fast.buckets, fast.pictures, fast.choosers, fast.splicers, fast.store.flat):
+        held.clear()
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+
+
+def release(device: str) -> None:
+    """Give back what nobody holds any more, so that methods do not inherit each other's memory."""
+    gc.collect()
+    if device.startswith("cuda"):
+        with contextlib.suppress(RuntimeError):  # after a failed launch nothing can be freed, and rows go on
+            torch.cuda.empty_cache()
+
+
+# --- one row ----------------------------------------------------------------------------------------------------------
+
+
+def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardware: Hardware) -> dict[str, Any]:
+    """Times, counts and memory of one method on one path over one batch."""
+    device, text = settings.device, vlm.base.config.text_config
+    probe: Probe = FastProbe(vlm, batch) if path == "fast" else EagerProbe(vlm, batch)
+    options: dict[str, Any] = {"runs": settings.runs, "warm_up": WARM_UP, "seconds": STAGE_SECONDS}
+    timed = {name: times_ms(stage, device, **options) for name, stage in probe.stages.items()}
+    times = {name: statistics.median(found) for name, found in timed.items()}
+    inner = inner_times(probe, device, settings.runs)
+    if inner is not None:
+        times |= {"pruner": inner, "prefill": times["prefill"] - inner}
+    elif vlm.method.name == "full":
+        times["pruner"] = 0.0
+    reset_peak(device)
+    timed["ttft"] = times_ms(probe.ttft, device, timer=wall_ms, **options)
+    ttft = statistics.median(timed["ttft"])
+    memory = peak_memory(device)
+    step_ms = decode_ms(probe, device)
+    num_prompts = len(batch.features["input_ids"])
+    flops = prefill_flops(text, probe.layers)
+    floor = hardware.floor_ms(read_bytes(vlm), num_prompts * flops)
+    vision = num_prompts * encoder_flops(vlm.base.config, probe.num_visual)
+    row: dict[str, Any] = {
+        "num_visual": probe.num_visual,
+        "num_kept": probe.num_kept,
+        "num_columns": probe.num_columns,
+        **{f"{name}_ms": times[name] for name in STAGES if name in times},
+        "ttft_ms": ttft,
+        "decode_tok_s": num_prompts / step_ms * 1e3,
+        "tflops": flops / 1e12,
+        **memory,
+        "kv_bytes": probe.kv_bytes(),
+        "kv_bytes_predicted": kv_bytes(text, probe.kv_columns, batch=num_prompts, element_size=vlm.base.dtype.itemsize),
+        "floor_ms": floor,
+        "ratio_to_floor": times["prefill"] / floor,
+        "ttft_ratio_to_floor": ttft / (floor + hardware.floor_ms(vision_bytes(vlm), vision)),
+        "decode_ratio_to_floor": step_ms / hardware.floor_ms(read_bytes(vlm), 0),
+        "prompts_s": num_prompts / times["prefill"] * 1e3,
+        "runs": min(map(len, timed.values())),
+    }
+    if probe.graphs is not None:
+        row["graphs"] = probe.graphs
+    if settings.kernels:
+        row["kernels"] = slowest_kernels(probe.stages["prefill"], settings.kernels, device)
+    return row
+
+
+def inner_times(probe: Probe, device: str, runs: int) -> float | None:
+    """Median time of the choices inside a prefill, where they are made there and can be told apart."""
+    if probe.inner_pruner_ms() is None:  # also forgets the choices of the calls before
+        return None
+    times = []
+    for _ in range(min(runs, 10)):
+        probe.stages["prefill"]()
+        synchronize(device)
+        times.append(probe.inner_pruner_ms() or 0.0)
+    return statistics.median(times)
+
+
+def decode_ms(probe: Probe, device: str) -> float:
+    """Median time of one decoded token, the whole batch at once."""
+    probe.start()
+    for _ in range(DECODE_WARM_UP):
+        probe.step()
+    return statistics.median(time_ms(probe.step, device) for _ in range(DECODE_STEPS))
+
+
+def vision_bytes(vlm: PrunedVLM) -> int:
+    """Bytes of the vision tower's and the projector's weights."""
+    return sum(value.nbytes for module in vlm.backbone.vision_modules().values() for value in module.parameters())
+
+
+def reset_peak(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory(device: str) -> dict[str, float]:
+    """Most memory in use since the last reset and what the process has taken from the device; nothing on a CPU."""
+    if not device.startswith("cuda"):
+        return {}
+    return {"peak_gb": torch.cuda.max_memory_allocated() / 1e9, "reserved_gb": torch.cuda.memory_reserved() / 1e9}
+
+
+def slowest_kernels(call: Callable[[], object], count: int, device: str) -> list[str]:
+    """The kernels that most of the time goes to, as "ms of one call, number of launches, name"."""
+    from torch.profiler import ProfilerActivity
+
+    repeats = 3
+    on_gpu = device.startswith("cuda")
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        for _ in range(repeats):
+            call()
+        synchronize(device)
+
+    def spent(event: Any) -> float:
+        return event.self_device_time_total if on_gpu else event.self_cpu_time_total
+
+    events = sorted(seen.key_averages(), key=spent, reverse=True)[:count]
+    return [f"{spent(e) / 1e3 / repeats:.3f} ms, {e.count // repeats} x {e.key[:80]}" for e in events]
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def save(
+    path: Path,
+    rows: Sequence[dict[str, Any]],
+    *,
+    device: str,
+    commit: str | None,
+    notes: str = NOTES,
+    earlier: Results | None = None,
+) -> None:
+    """The results file, in one step; with an earlier one, its rows that were not measured again come first."""
+    name = None if device.startswith("cuda") or not torch.cuda.is_available() else "CPU"
+    command = None
+    if earlier is not None:
+        again = {row_key(row) for row in rows}
+        rows = [row for row in earlier.rows if row_key(row) not in again] + list(rows)
+        command = " && ".join(dict.fromkeys([*earlier.command.split(" && "), command_line()]))
+    write_results(path, name=path.stem, rows=rows, command=command, commit=commit, device=name, seeds=[0], notes=notes)
+
+
+def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a row is about."""
+    return tuple(row.get(key) for key in ("name", "backbone", "method", "keep", "path", "batch", "num_text"))
+
+
+def read_earlier(path: Path, *, device: str, commit: str | None) -> Results | None:
+    """The results that new rows join: of the same code on the same device; None where there are none yet."""
+    if not path.exists():
+        return None
+    earlier = read_results(path)
+    here = device_name() if device.startswith("cuda") or not torch.cuda.is_available() else "CPU"
+    code = commit if commit is not None else source_commit()
+    for what, old, new in (("device", earlier.device, here), ("commit", earlier.commit, code)):
+        if old != new:
+            raise ValueError(f"{path} is of {what} {old}, not {new}: leave --append out, or give another --out")
+    return earlier
+
+
+def one_line(row: dict[str, Any]) -> str:
+    """A row as it comes, short."""
+    where = ", ".join(str(row[key]) for key in ("method", "keep", "path") if key in row)
+    found = [f"{key} {row[key]:.2f}" for key in ("pruner_ms", "prefill_ms", "ttft_ms", "requests_s") if key in row]
+    return f"{where}, batch {row.get('batch')}, text {row.get('num_text')}: {row.get('error') or ', '.join(found)}"
+
+
+BARS = (
+    ("encode_ms", "vision", "#4c72b0"),
+    ("pruner_ms", "pruner", "#dd8452"),
+    ("splice_ms", "projector and splice", "#8c8c8c"),
+    ("prefill_ms", "prefill", "#55a868"),
+    ("rest_ms", "the rest, end to end", "#cccccc"),
+)
+
+
+def bar_parts(row: dict[str, Any]) -> dict[str, float]:
+    """The stages of one row and what the end-to-end time has beyond them; they sum up to it unless stages overlap."""
+    parts = {key: float(row.get(key) or 0.0) for key, _, _ in BARS[:-1]}
+    return parts | {"rest_ms": max(0.0, row["ttft_ms"] - sum(parts.values()))}
+
+
+def draw_bars(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Stacked bars of the time to the first token, one panel for each batch and text length."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    done = [row for row in rows if "ttft_ms" in row]
+    panels = list(dict.fromkeys((row["batch"], row["num_text"]) for row in done))
+    if not panels:
+        return
+    tallest = max(sum((row["batch"], row["num_text"]) == panel for row in done) for panel in panels)
+    figure = Figure(figsize=(6.4 * len(panels), 1.5 + 0.3 * tallest), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (batch, num_text) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        shown = [row for row in done if (row["batch"], row["num_text"]) == (batch, num_text)][::-1]
+        names = [f"{row['method']}, {row['path']}" for row in shown]
+        left = [0.0] * len(shown)
+        for key, label, color in BARS:
+            widths = [bar_parts(row)[key] for row in shown]
+            axes.barh(range(len(shown)), widths, left=left, color=color, label=label)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        for place, row in enumerate(shown):
+            axes.text(left[place], place, f" {row['ttft_ms']:.1f}", va="center", fontsize=8)
+        axes.set_yticks(range(len(shown)), names, fontsize=8)
+        axes.set_xlabel("ms to the first token")
+        axes.set_title(f"batch {batch}, {num_text} text tokens", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.12)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, ncols=len(BARS), loc="outside upper center", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,356 @@
+"""What the probes share: pictures, the classifier, and scorers trained on it by DiffPrune and by Gumbel-STE."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diffprune.backbones.deit import DeiT, Encoded
+from diffprune.config import OptimConfig, TauConfig
+from diffprune.methods.base import Restricted, TrainablePruner, build_method
+from diffprune.probes.augment import augment
+from diffprune.probes.data import Photos, draw_photos, find_files, read_photos
+from diffprune.probes.deit import RECORD, Classifier, Shape, load_deit, right_answers, save_deit, train_deit
+from diffprune.schedules import resolve_steps, tau_at
+from diffprune.train.loop import train
+from diffprune.types import Budget
+
+LEARNED = ("diffprune", "gumbel_ste")
+SEEDS = (42, 123, 456, 789, 1000)  # the paper's
+TAU = TauConfig(start=2.0, end=0.1, anneal_steps=0.8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How much a run does.
+
+    Args:
+        steps: Of a scorer's training; `batch` pictures each, every one with its own budget between `train_keep`.
+        moments: Shares of that training at which gradients are compared.
+        keep: Budget at which gradients and losses are looked at.
+        keeps: Budgets at which accuracy is measured; `box_keeps` those of relevance.
+        cut: Blocks that run before tokens are dropped.
+        later_cuts: Further places for methods without training.
+        batches: Of `pictures` pictures whose gradients are compared.
+        line: Points along one direction of the scorer's weights; `slice` along each of two.
+        draws: Samples of the straight-through gradient.
+        shape: Of the classifier; `epochs` and `train_batch` are of its training.
+        noise: What takes a token's place, "matched" or "unit".
+    """
+
+    name: str
+    steps: int = 300
+    batch: int = 96
+    moments: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    train_keep: tuple[float, float] = (0.05, 0.6)
+    keep: float = 0.25
+    keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333, 0.5, 0.7)
+    box_keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333)
+    cut: int = 3
+    later_cuts: tuple[int, ...] = (6, 9, 12)
+    batches: int = 32
+    pictures: int = 64
+    line: int = 101
+    slice: int = 15
+    draws: int = 100_000
+    shape: Shape = field(default_factory=Shape)
+    epochs: int = 300
+    train_batch: int = 256
+    noise: str = "matched"
+
+    def __post_init__(self) -> None:
+        if self.noise not in ("matched", "unit"):
+            raise ValueError(f"noise {self.noise!r} is not known; give matched or unit")
+
+    def changed(self, **options: Any) -> "Settings":
+        """The same with the options that are not None."""
+        return replace(self, **{name: value for name, value in options.items() if value is not None})
+
+    @property
+    def recipe(self) -> str:
+        """Everything that changes a number, in one sentence."""
+        return (
+            f"size {self.name}; tokens dropped after block {self.cut}; scorers trained for {self.steps} steps of "
+            f"{self.batch} pictures with budgets drawn from {self.train_keep[0]} to {self.train_keep[1]}, "
+            f"temperature {TAU.start} to {TAU.end}, {self.noise} noise"
+        )
+
+
+SIZES = {
+    "full": Settings(name="full"),
+    "tiny": Settings(
+        name="tiny",
+        steps=8,
+        batch=16,
+        moments=(0.0, 1.0),
+        keeps=(0.0556, 0.1111, 0.5),
+        box_keeps=(0.0556, 0.1111),
+        cut=1,
+        later_cuts=(3,),
+        batches=4,
+        pictures=8,
+        line=21,
+        slice=4,
+        draws=20_000,
+        shape=Shape(side=32, patch=4, depth=3, width=32, head_width=16),
+        epochs=3,
+        train_batch=32,
+    ),
+}
+
+
+class Snapshot(NamedTuple):
+    """A scorer at one moment of its training: share of it that has passed, temperature, weights."""
+
+    moment: float
+    tau: float
+    state: dict[str, Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """One backbone with its pictures; everything costly is made when it is first asked for.
+
+    Args:
+        backbone: deit-tiny, deit-small or deit-base.
+        settings: How much to do.
+        data: Parquet file or folder; None draws pictures, which only the tiny size may.
+        train_data: Pictures to train on where `data` has none.
+        weights: A folder or hub id; None trains the classifier here.
+        save_weights: Where to keep a classifier that was trained here.
+        minutes: For training the classifier; None trains all epochs.
+        device: Where everything runs.
+        seeds: All seeds of the run; what is done for one seed alone is done for the first.
+        say: Told what happens.
+    """
+
+    backbone: str
+    settings: Settings
+    data: str | None = None
+    train_data: str | None = None
+    weights: str | None = None
+    save_weights: str | None = None
+    minutes: float | None = None
+    device: str = "cpu"
+    seeds: tuple[int, ...] = SEEDS
+    say: Callable[[str], None] = field(default=lambda text: None)
+    _kept: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gave when it was first asked for under this name."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    @property
+    def recipe(self) -> str:
+        """Everything that changes a number besides the backbone: the settings, the pictures, whose weights."""
+        if self.data is None:
+            pictures = "drawn pictures, a trial that measures nothing"
+        else:
+            pictures = f"{len(self.photos):,} held-out pictures of {Path(self.data).name}"
+        is_own = self.weights is None or (Path(self.weights) / RECORD).is_file()
+        weights = (
+            "classifiers trained from scratch on such pictures" if is_own else f"weights {Path(str(self.weights)).name}"
+        )
+        return f"{self.settings.recipe}; {weights}; {pictures}"
+
+    # --- pictures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def train_photos(self) -> Photos:
+        return self.once("train_photos", self._read_train)
+
+    @property
+    def photos(self) -> Photos:
+        """Pictures nothing was trained on."""
+        return self.once("photos", self._read_held_out)
+
+    def _read_train(self) -> Photos:
+        source = self.train_data or self.data
+        if source is None:
+            return self._draw(256, seed=0)
+        files, _ = find_files(source)
+        if not files:
+            raise ValueError(
+                f"{source} has no file whose name starts with train, so there is nothing to train on; "
+                "name the folder that has with --train-data"
+            )
+        return read_photos(files, side=self.settings.shape.side, device=self.device)
+
+    def _read_held_out(self) -> Photos:
+        if self.data is None:
+            return self._draw(64, seed=1)
+        _, files = find_files(self.data)
+        if not files:
+            raise ValueError(f"every file of {self.data} is called train...; pictures to measure on need another name")
+        return read_photos(files, side=self.settings.shape.side, device=self.device)
+
+    def _draw(self, count: int, seed: int) -> Photos:
+        if self.settings.name != "tiny":
+            raise ValueError(
+                "there are no pictures; give a folder of parquet files with --data, or try with --size tiny"
+            )
+        return draw_photos(count, side=self.settings.shape.side, seed=seed, device=self.device)
+
+    # --- the classifier -----------------------------------------------------------------------------------------------
+
+    @property
+    def classifier(self) -> Classifier:
+        return self.once("classifier", self._get_classifier)
+
+    def _get_classifier(self) -> Classifier:
+        if self.weights is not None:
+            return load_deit(self.weights, self.photos.names, self.device)
+        settings = self.settings
+        classifier = train_deit(
+            self.backbone,
+            self.train_photos,
+            self.photos,
+            shape=settings.shape,
+            epochs=settings.epochs,
+            batch=settings.train_batch,
+            seconds=None if self.minutes is None else 60.0 * self.minutes,
+            say=self.say,
+        )
+        if self.save_weights is not None:
+            save_deit(classifier, Path(self.save_weights))
+        return classifier
+
+    def cut_open(self, cut: int | None = None) -> DeiT:
+        """The classifier with a place to drop tokens."""
+        model = self.classifier.model
+        return DeiT(model, cut=min(self.settings.cut if cut is None else cut, self.classifier.config.num_hidden_layers))
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.device.startswith("cuda"))
+
+    @torch.no_grad()
+    def encoded(
+        self, photos: Photos, cut: int | None = None, needs: frozenset[str] = frozenset(), chunk: int = 250
+    ) -> Iterator[tuple[Int[Tensor, " B"], Encoded]]:
+        """Rows and tokens of all pictures, some at a time, in order."""
+        deit = self.cut_open(cut)
+        for rows in torch.arange(len(photos), device=photos.labels.device).split(chunk):
+            seeds = tuple(photos.seeds[row] for row in rows.tolist())
+            with self.autocast():
+                encoded = deit.encode(self.classifier.pixel_values(photos.pixels[rows]), needs, seeds=seeds)
+            yield rows, encoded
+
+    # --- scorers ------------------------------------------------------------------------------------------------------
+
+    def start(self, name: str, seed: int) -> TrainablePruner:
+        """A learned method at its start; the scorers of all methods of one seed are equal.
+
+        The head starts at random, not at zero: at zero all logits are equal, only the head would have a gradient, and
+        there would be no landscape to walk through.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            method = build_method(name, block=self.cut_open().block, noise=self.settings.noise)
+            assert isinstance(method, TrainablePruner)
+            torch.manual_seed(seed)
+            head = method.scorer.head  # type: ignore[union-attr]
+            assert isinstance(head, nn.Linear)
+            head.reset_parameters()
+        method = method.to(self.device)
+        photos = self.train_photos
+        some = replace(photos, pixels=photos.pixels[:1024], labels=photos.labels[:1024], boxes=photos.boxes[:1024])
+        method.calibrate(encoded.tokens for _, encoded in self.encoded(some))  # type: ignore[operator]
+        return method
+
+    def trained(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
+        """A trained method and its scorer at the moments in between; those of the last seed are kept."""
+        key = f"trained {name}"
+        if key not in self._kept or self._kept[key][0] != seed:
+            self._kept[key] = (seed, *self._train(name, seed))
+        return self._kept[key][1:]
+
+    def _train(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
+        settings, photos, deit = self.settings, self.train_photos, self.cut_open()
+        method = self.start(name, seed)
+        snapshots = [take_snapshot(method, 0.0)]
+        later = [moment for moment in settings.moments if moment > 0]
+
+        def loss(step: int, tau: float) -> Float[Tensor, ""]:
+            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + step)
+            rows = torch.randint(len(photos), (settings.batch,), generator=generator, device=self.device)
+            x = self.classifier.pixel_values(augment(photos.pixels[rows], generator))
+            with self.autocast():
+                encoded = deit.encode(x)
+                k = draw_budgets(len(rows), deit.side**2, settings.train_keep, generator)
+                logits, restricted = run_throttled(deit, method, encoded, k, tau, generator)
+            value = F.cross_entropy(logits.float(), photos.labels[rows])
+            return value if restricted.penalty is None else value + restricted.penalty
+
+        def watch(step: int, value: float) -> None:
+            del value
+            while later and (step + 1) / settings.steps >= later[0]:
+                snapshots.append(take_snapshot(method, later.pop(0)))
+
+        begun = time.perf_counter()
+        optim = OptimConfig(lr=5e-4)
+        losses = train(method.parameters(), loss, steps=settings.steps, optim=optim, tau=TAU, on_step=watch)
+        last = losses[-max(1, len(losses) // 10) :]
+        self.say(
+            f"{self.backbone} {name} seed {seed}: throttled loss {losses[0]:.3f} to {sum(last) / len(last):.3f} "
+            f"in {time.perf_counter() - begun:.0f} s"
+        )
+        return method.eval(), snapshots
+
+    @torch.no_grad()
+    def right_when(
+        self, answer: Callable[[Encoded, Int[Tensor, " B"]], Float[Tensor, "B classes"]], keep: float
+    ) -> Tensor:
+        """[M, 2]: whether each held-out picture is right at first and among five, by `answer(encoded, k)`."""
+        found = []
+        for rows, encoded in self.encoded(self.photos):
+            k = budget_counts(encoded, keep)
+            with self.autocast():
+                logits = answer(encoded, k)
+            found.append(right_answers(logits, self.photos.labels[rows]))
+        return torch.cat(found)
+
+
+def take_snapshot(method: TrainablePruner, moment: float) -> Snapshot:
+    """The method's weights, throttler included, and the temperature its training has at this moment."""
+    steps = 10_000
+    tau = tau_at(
+        round(moment * steps), start=TAU.start, end=TAU.end, anneal_steps=resolve_steps(TAU.anneal_steps, steps)
+    )
+    return Snapshot(moment, tau, {name: value.detach().clone() for name, value in method.state_dict().items()})
+
+
+def draw_budgets(
+    count: int, num_tokens: int, between: tuple[float, float], generator: torch.Generator
+) -> Int[Tensor, " B"]:
+    """One number of tokens per picture, evenly spread on a logarithmic scale between two shares."""
+    low, high = (math.log(max(1.0, share * num_tokens)) for share in between)
+    drawn = torch.rand(count, generator=generator, device=generator.device)
+    return (low + (high - low) * drawn).exp().round().long().clamp(1, num_tokens)
+
+
+def budget_counts(encoded: Encoded, keep: float) -> Int[Tensor, " B"]:
+    """Tokens to keep of each picture; all pictures have equally many."""
+    num_images, num_tokens, _ = encoded.tokens.x.shape
+    return torch.full((num_images,), Budget(keep).count(num_tokens), device=encoded.tokens.x.device)
+
+
+def run_throttled(
+    deit: DeiT,
+    method: TrainablePruner,
+    encoded: Encoded,
+    k: Int[Tensor, " B"],
+    tau: float,
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "B classes"], Restricted]:
+    """Class logits with every token weakened by its weight, and what weakened them."""
+    restricted = method.restrict(encoded.tokens, k, tau=tau, generator=generator)
+    return deit.logits(encoded.prefix, restricted.x), restricted

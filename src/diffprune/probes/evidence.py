@@ -1,0 +1,197 @@
+"""Writes what was found into docs/evidence.md: the block of each probe is made from its results file.
+
+python -m diffprune.probes.evidence
+
+Text around the blocks is written by hand. A block without a results file says that the probe was not run.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from diffprune.probes.bench import LEARNED, TAU
+from diffprune.probes.figures import backbones_of, label
+from diffprune.probes.run import BACKBONES_FILE, PROBES
+from diffprune.probes.store import Row
+from diffprune.results import markdown_table, read_results, write_text
+
+_BLOCK = re.compile(r"(<!-- probe: (?P<name>[\w-]+) -->\n).*?(<!-- end of probe -->)", re.DOTALL)
+BUDGETS = (0.0556, 0.1111)  # of the relevance target
+
+
+def refresh(text: str, results: Path) -> str:
+    """`text` with every block made anew."""
+
+    def replace(match: re.Match[str]) -> str:
+        return f"{match[1]}{block(match['name'], results)}{match[3]}"
+
+    return _BLOCK.sub(replace, text)
+
+
+def block(name: str, results: Path) -> str:
+    """What a probe found, with its figure, its table and where it comes from."""
+    path = results / f"{name}.json"
+    if name not in FINDINGS:
+        raise ValueError(f"a block names the probe {name!r}; there are {', '.join(FINDINGS)}")
+    if not path.exists():
+        return f"Not yet run: there is no `results/{name}.json`.\n"
+    found = read_results(path)
+    picture = f"![{name}](img/{name}.png)\n\n" if name in PROBES else ""
+    origin = f"`{found.command}` on {found.device}, {found.date[:10]}, seeds {', '.join(map(str, found.seeds))}."
+    return f"{picture}{FINDINGS[name](found.rows)}\n{origin}\n\n{_capital(found.notes)}.\n"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _backbones(rows: Sequence[Row]) -> str:
+    columns = ["backbone", "parameters", "num_visual", "epochs", "seconds", "top1", "top5"]
+    return markdown_table(rows, columns)
+
+
+def _coherence(rows: Sequence[Row]) -> str:
+    cosines = [row for row in rows if "moment" in row]
+    main = max({row["keep"] for row in cosines}, key=[row["keep"] for row in cosines].count)
+    table, ratios = [], {}
+    for backbone in backbones_of(rows):
+        for row in (row for row in cosines if row["backbone"] == backbone and row["keep"] == main):
+            if row["method"] == "diffprune":
+                other = next(
+                    (
+                        item
+                        for item in cosines
+                        if item["method"] == "gumbel_ste"
+                        and all(item[name] == row[name] for name in ("backbone", "keep", "moment"))
+                    ),
+                    None,
+                )
+                ratio = row.get("ratio")
+                table.append(
+                    {
+                        "backbone": label(backbone),
+                        "training": f"{row['moment']:.0%}",
+                        "DiffPrune": row["cosine"],
+                        "Gumbel-STE": None if other is None else other["cosine"],
+                        "ratio": ratio,
+                        "ratio at least": row.get("ratio_at_least"),
+                    }
+                )
+                if row["moment"] == 0:
+                    ratios[backbone] = ratio
+    known = [ratio for ratio in ratios.values() if ratio is not None]
+    is_growing = len(known) == len(ratios) and known == sorted(known)
+    agrees = len(known) == len(ratios) and all(4.4 <= ratio <= 28.4 for ratio in known) and is_growing
+    said = ", ".join(
+        f"{label(name)} {'none, as the denominator may be 0' if ratio is None else f'{ratio:.1f}'}"
+        for name, ratio in ratios.items()
+    )
+    verdict = "This agrees with the paper." if agrees else "This does not agree with the paper's 4.4 to 28.4, growing."
+    return f"Ratio of cosines at the start: {said}. {verdict}\n\n{markdown_table(table)}\n{_accuracy(rows)}"
+
+
+def _accuracy(rows: Sequence[Row]) -> str:
+    """Top-1 by budget of both methods and of random choice."""
+    table = []
+    for backbone in backbones_of(rows):
+        for name in (*LEARNED, "random", "full"):
+            line = {
+                f"{100 * row['keep']:g} %": f"{row['top1']:.1f} ± {row['top1_std']:.1f}"
+                for row in sorted(rows, key=lambda row: row["keep"])
+                if row["backbone"] == backbone and row["method"] == name and "top1" in row
+            }
+            if line:
+                table.append({"backbone": label(backbone), "top-1": label(name), **line})
+    return markdown_table(table) if table else ""
+
+
+def _landscape(rows: Sequence[Row]) -> str:
+    ratios = {row["backbone"]: row["ratio"] for row in rows if row["method"] == "diffprune" and row["tau"] == TAU.start}
+    said = ", ".join(f"{label(name)} {ratios[name]:.1f}" for name in backbones_of(rows) if name in ratios)
+    is_rougher = all(ratio > 1 for ratio in ratios.values())
+    verdict = "The direction agrees with the paper" if is_rougher else "The direction does not agree with the paper"
+    columns = ["backbone", "method", "tau", "variation", "variation_std", "ratio", "ci95"]
+    return (
+        f"Gumbel-STE's loss varies so many times as much per step at the starting temperature: {said}. {verdict}; "
+        f"its factor is about 24.\n\n{markdown_table(rows, columns)}"
+    )
+
+
+def _bias(rows: Sequence[Row]) -> str:
+    surrogate = [row for row in rows if row["estimator"] == "straight_through"]
+    control = next(row for row in rows if row["estimator"] == "score_function")
+    own = max(row["finite_difference_error"] for row in rows if row["estimator"] == "diffprune")
+    biases = [100 * row["relative_bias"] for row in surrogate]
+    cosines = [row["cosine"] for row in surrogate]
+    least = min(row["errors_away_min"] for row in surrogate)
+    columns = ["estimator", "tau", "relative_bias", "relative_bias_std", "cosine", "errors_away_min"]
+    columns += ["errors_away_max", "finite_difference_error"]
+    is_biased = least > 5 and control["errors_away_max"] < 5
+    verdict = "This agrees with the paper's Eq. 2." if is_biased else "This does not settle the paper's Eq. 2."
+    return (
+        f"The mean straight-through gradient differs from the exact one by {min(biases):.0f} to {max(biases):.0f} % of "
+        f"its length (mean over problems), in every problem by at least {least:.0f} standard errors in one component. "
+        f"It is not a matter of scale alone: the mean cosine with the exact one is {min(cosines):.2f} to "
+        f"{max(cosines):.2f}. The control, which is unbiased, is at most {control['errors_away_max']:.1f} standard "
+        f"errors away. DiffPrune's gradient equals central differences of its executed loss within {own:.0e}; "
+        f"Gumbel-STE's executed loss is flat. {verdict}\n\n"
+        f"{markdown_table(rows, columns)}"
+    )
+
+
+def _alignment(rows: Sequence[Row]) -> str:
+    widest = max(rows, key=lambda row: abs(row["gap_top1"]))
+    columns = ["backbone", "keep", "throttled_top1", "hard_top1", "gap_top1", "gap_top1_ci95", "throttled_top5"]
+    columns += ["hard_top5", "gap_top5", "weight"]
+    is_small = abs(widest["gap_top1"]) <= 3
+    verdict = "The gaps are small, as in the paper." if is_small else "Not every gap is small, as the paper's are."
+    return (
+        f"The widest top-1 gap is {widest['gap_top1']:+.1f} points ({label(widest['backbone'])}, "
+        f"{100 * widest['keep']:g} % kept). {verdict}\n\n{markdown_table(rows, columns)}"
+    )
+
+
+def _relevance(rows: Sequence[Row]) -> str:
+    sentences, table = [], []
+    for backbone in backbones_of(rows):
+        for keep in BUDGETS:
+            chosen = [row for row in rows if row["backbone"] == backbone and row["keep"] == keep]
+            ours = next((row for row in chosen if row["method"] == "diffprune"), None)
+            others = [row for row in chosen if row["method"] not in LEARNED]
+            if ours is None or not others:
+                continue
+            best = min(others, key=lambda row: row["lead"])
+            centre = next(row for row in others if row["method"] == "centre")
+            ahead = sum(row["lead_ci95"][0] > 0 for row in others)
+            sentences.append(
+                f"{label(backbone)} at {100 * keep:g} %: ahead of {ahead} of {len(others)} methods without training "
+                f"with its whole interval, of the centre square by {centre['lead']:+.1f} points."
+            )
+            table += [ours, centre] if best is centre else [ours, centre, best]
+    columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95"]
+    return (
+        "\n".join(sentences)
+        + "\n\nDiffPrune, the centre square and the nearest of the others:\n\n"
+        + markdown_table(table, columns)
+    )
+
+
+FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
+    BACKBONES_FILE: _backbones,
+    "coherence": _coherence,
+    "landscape": _landscape,
+    "bias": _bias,
+    "alignment": _alignment,
+    "relevance": _relevance,
+}
+
+
+def main() -> None:
+    root = Path(__file__).resolve().parents[3]
+    page = root / "docs" / "evidence.md"
+    write_text(page, refresh(page.read_text(encoding="utf-8"), root / "results"))
+    print("wrote docs/evidence.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""One look for all figures of the probes."""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LABELS = {
+    "diffprune": "DiffPrune",
+    "gumbel_ste": "Gumbel-STE",
+    "random": "random",
+    "full": "all tokens",
+    "centre": "centre square",
+    "deit-tiny": "DeiT-Tiny",
+    "deit-small": "DeiT-Small",
+    "deit-base": "DeiT-Base",
+}
+COLOURS = {"diffprune": "#c0392b", "gumbel_ste": "#2c6fbb", "random": "#8a8a8a", "full": "#222222", "centre": "#2e8b57"}
+ORDER = ("deit-tiny", "deit-small", "deit-base")
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.5,
+}
+
+
+@contextmanager
+def figure(path: Path, panels: int, *, height: float = 2.3, rows: int = 1):
+    """Axes side by side, as wide as a page's text; written to `path` at the end."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        sheet = Figure(figsize=(6.9 if panels > 1 else 3.4, height * rows), layout="constrained")
+        axes = sheet.subplots(rows, panels, squeeze=False)
+        yield axes.flatten().tolist()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet.savefig(path, dpi=200)
+
+
+def label(name: str) -> str:
+    return LABELS.get(name, name)
+
+
+def backbones_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The backbones of some rows from small to large."""
+    present = {row["backbone"] for row in rows}
+    return [name for name in ORDER if name in present]
+
+
+def budget_axis(axes: Any, keeps: Sequence[float]) -> None:
+    """Budgets on a logarithmic scale, written as percent."""
+    axes.set_xscale("log")
+    axes.set_xticks(list(keeps), [f"{100 * keep:g}".removesuffix(".0") for keep in _short(keeps)])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens kept (%)")
+
+
+def _short(keeps: Sequence[float]) -> list[float]:
+    return [round(keep, 3) if keep < 0.1 else round(keep, 2) for keep in keeps]

@@ -1,0 +1,191 @@
+"""Are the kept tokens on the object? Share of them inside its box, as lift over chance (not in the paper).
+
+Only pictures whose box covers less than 40 % count. Objects sit in the middle, so a plain `centre` square is the one to
+beat. Methods without training are also tried at later blocks, where their attention means more; DiffPrune and
+Gumbel-STE stand where they were trained. A classifier has no projector: methods that ask for projected tokens get the
+tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffprune.backbones.deit import DeiT
+from diffprune.methods.base import LayerPruner, Pruner, build_method
+from diffprune.probes.bench import LEARNED, Bench, budget_counts
+from diffprune.probes.data import Photos, inside_box
+from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
+from diffprune.probes.store import SEEDS, Cell, Row, collect, interval
+from diffprune.registry import METHODS
+
+NAME = "relevance"
+KEY = ("backbone", "method", "keep")
+NOTE = (
+    "inside: percent of kept tokens whose centre lies in the object's box, pictures whose box covers less than 40 %; "
+    "lift: that over the percent of all tokens; lead: DiffPrune's inside minus this method's in points, by picture; "
+    "methods without training at the block (cut) where they do best on these very pictures"
+)
+LARGEST_BOX = 0.4
+PROVIDED = frozenset({*DeiT.provides, "projected"})
+BLIND = frozenset({"random", "uniform_grid", "centre", "average_pool"})  # the same at every cut
+
+
+def untrained_methods() -> frozenset[str]:
+    """Methods without training that an image classifier can feed."""
+    return frozenset(
+        name
+        for name, method in ((name, METHODS.get(name)) for name in METHODS.names())
+        if not method.trained and not issubclass(method, LayerPruner) and method.needs <= PROVIDED and name != "full"
+    )
+
+
+def small_boxes(photos: Photos) -> Photos:
+    """The pictures whose box covers less than 40 % and holds the centre of a token at least."""
+    rows = (photos.box_shares < LARGEST_BOX).nonzero().squeeze(-1)
+    if len(rows) < 2:
+        raise ValueError(
+            f"{len(rows)} of {len(photos)} pictures have a box that covers less than {LARGEST_BOX:.0%}; "
+            "relevance needs at least 2"
+        )
+    return replace(
+        photos,
+        pixels=photos.pixels[rows],
+        labels=photos.labels[rows],
+        boxes=photos.boxes[rows],
+        seeds=tuple(photos.seeds[row] for row in rows.tolist()),
+    )
+
+
+@torch.no_grad()
+def shares_inside(
+    bench: Bench, photos: Photos, methods: dict[str, Pruner], cut: int
+) -> dict[tuple[str, float], Float[Tensor, " M"]]:
+    """Percent of each picture's kept tokens that lie in its box, by method and budget."""
+    needs = frozenset().union(*(method.needs for method in methods.values()))
+    found: dict[tuple[str, float], list[Tensor]] = {}
+    for rows, encoded in bench.encoded(photos, cut, needs & DeiT.provides):
+        tokens = encoded.tokens
+        inside = inside_box(photos.boxes[rows], tokens.grid[0][0]).double()
+        for name, method in methods.items():
+            given = replace(tokens, projected=tokens.x) if "projected" in method.needs else tokens
+            for keep in bench.settings.box_keeps:
+                kept = method.select(given, budget_counts(encoded, keep))
+                on = inside.gather(1, kept.clamp(min=0)) * (kept >= 0)
+                found.setdefault((name, keep), []).append(100 * on.sum(-1) / (kept >= 0).sum(-1))
+    return {key: torch.cat(parts) for key, parts in found.items()}
+
+
+def measure(bench: Bench, seed: int) -> Iterator[Cell]:
+    """DiffPrune and Gumbel-STE of this seed, and DiffPrune's lead over every method without training, at every cut."""
+    photos = small_boxes(bench.photos)
+    chance = 100 * inside_box(photos.boxes, bench.cut_open().side).double().mean(-1)
+    own_cut = bench.cut_open().cut
+    learned = shares_inside(bench, photos, {name: bench.trained(name, seed)[0] for name in LEARNED}, own_cut)
+    cuts = dict.fromkeys((own_cut, *(bench.cut_open(later).cut for later in bench.settings.later_cuts)))
+    found = {own_cut: learned | _untrained(bench, photos, own_cut, BLIND)}
+    for cut in cuts:
+        found.setdefault(cut, {}).update(_untrained(bench, photos, cut, untrained_methods() - BLIND))
+    for name in (*LEARNED, *sorted(untrained_methods())):
+        for keep in bench.settings.box_keeps:
+            ours = learned["diffprune", keep]
+            values = {
+                str(cut): compare(inside[name, keep], chance, None if name == "diffprune" else ours)
+                for cut, inside in found.items()
+                if (name, keep) in inside
+            }
+            yield Cell({"backbone": bench.backbone, "method": name, "keep": keep}, seed, {"cuts": values})
+
+
+def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) -> dict[tuple[str, float], Tensor]:
+    """The same for every seed, so it is made once."""
+
+    def run() -> dict[tuple[str, float], Tensor]:
+        block = bench.cut_open().block
+        methods = {name: build_method(name, block=block).to(bench.device) for name in sorted(names)}
+        return shares_inside(bench, photos, methods, cut)
+
+    return bench.once(f"inside at {cut} by {', '.join(sorted(names))}", run)
+
+
+def compare(
+    inside: Float[Tensor, " M"], chance: Float[Tensor, " M"], ours: Float[Tensor, " M"] | None
+) -> dict[str, float]:
+    """Means over pictures with their standard errors: the share inside, its lift over chance, and our lead over it."""
+    lift = float(inside.mean() / chance.mean())
+    residual = (inside - lift * chance) / chance.mean()  # of a ratio of two means
+    found = {
+        "inside": float(inside.mean()),
+        "chance": float(chance.mean()),
+        "lift": lift,
+        "lift_error": _error(residual),
+        "pictures": len(inside),
+    }
+    if ours is not None:
+        found |= {"lead": float((ours - inside).mean()), "lead_error": _error(ours - inside)}
+    return found
+
+
+def _error(values: Float[Tensor, " M"]) -> float:
+    """Standard error of the mean."""
+    return float(values.std() / len(values) ** 0.5)
+
+
+# --- from all seeds ---------------------------------------------------------------------------------------------------
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """Rows at their best cut, with means over seeds, the interval of the lift and of DiffPrune's lead."""
+    done: list[Row] = []
+    for row in sorted(rows, key=lambda row: (ORDER.index(row["backbone"]), row["keep"])):
+        seeds = list(row[SEEDS].values())
+        means = {cut: fmean(values["cuts"][cut]["lift"] for values in seeds) for cut in seeds[0]["cuts"]}
+        best = max(means, key=lambda cut: means[cut])
+        chosen: Row = {SEEDS: {seed: values["cuts"][best] for seed, values in row[SEEDS].items()}}
+        lifts = collect(chosen, "lift")
+        summary: Row = {
+            "cut": int(best),
+            "n_seeds": len(lifts),
+            "inside": fmean(collect(chosen, "inside")),
+            "chance": fmean(collect(chosen, "chance")),
+            "lift": fmean(lifts),
+            "ci95": interval(lifts, collect(chosen, "lift_error")),
+        }
+        if leads := collect(chosen, "lead"):
+            summary |= {"lead": fmean(leads), "lead_ci95": interval(leads, collect(chosen, "lead_error"))}
+        done.append({**row, **summary})
+    return done
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Lift over chance by budget, one panel per backbone; methods without training at their best block."""
+    names = backbones_of(rows)
+    with figure(path, len(names) + 1, height=2.8) as axes:  # the last one is for the legend
+        for panel, backbone in zip(axes, names, strict=False):
+            chosen = [row for row in rows if row["backbone"] == backbone]
+            methods = sorted({row["method"] for row in chosen}, key=lambda name: (name not in COLOURS, name))
+            for name in methods:
+                line = sorted((row for row in chosen if row["method"] == name), key=lambda row: row["keep"])
+                keeps = [row["keep"] for row in line]
+                known = name in COLOURS
+                panel.plot(
+                    keeps,
+                    [row["lift"] for row in line],
+                    "-" if known else ":",
+                    color=COLOURS.get(name),
+                    linewidth=1.6 if known else 0.9,
+                    label=label(name),
+                )
+                if known:
+                    low, high = zip(*(row["ci95"] for row in line), strict=True)
+                    panel.fill_between(keeps, low, high, color=COLOURS[name], alpha=0.2, linewidth=0)
+            panel.axhline(1, color="black", linewidth=0.6)
+            budget_axis(panel, sorted({row["keep"] for row in chosen}))
+            panel.set_title(label(backbone))
+        axes[0].set_ylabel("lift over chance")
+        axes[-1].axis("off")
+        axes[-1].legend(*axes[0].get_legend_handles_labels(), fontsize=6, loc="center left")

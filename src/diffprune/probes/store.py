@@ -1,0 +1,128 @@
+"""A probe's results file as it grows: one write per (backbone, seed), merged with what other runs wrote before."""
+
+import fcntl
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from diffprune.results import read_results, write_results
+
+Row = dict[str, Any]
+SEEDS = "by_seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one seed found: `key` says of what (backbone, method, keep, ...), `values` are the numbers."""
+
+    key: Mapping[str, Any]
+    seed: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """A results file whose rows hold a key, every seed's values under `by_seed`, and a summary of them.
+
+    Args:
+        path: The file.
+        notes: How the numbers were made; a file made otherwise is not added to.
+        summarise: Adds to the rows what follows from all of them.
+        key_names: Which entries of a row tell it from the others.
+        commit: Recorded where there is no git checkout.
+        device: Recorded where it is not the one torch would take.
+    """
+
+    path: Path
+    notes: str
+    summarise: Callable[[Sequence[Row]], list[Row]]
+    key_names: tuple[str, ...]
+    commit: str | None = None
+    device: str | None = None
+
+    def rows(self) -> list[Row]:
+        """What is there; none where the file is not."""
+        if not self.path.exists():
+            return []
+        found = read_results(self.path)
+        if found.notes != self.notes:
+            raise ValueError(
+                f"{self.path} was made with other settings ({found.notes}); give another folder with --out, "
+                "or --fresh to start anew"
+            )
+        return found.rows
+
+    def is_done(self, backbone: str | None, seed: int) -> bool:
+        """Whether the file holds this seed of this backbone (None: the probe has none)."""
+        return any(row.get("backbone") == backbone and str(seed) in row[SEEDS] for row in self.rows())
+
+    def add(self, cells: Sequence[Cell]) -> list[Row]:
+        """All rows after the cells were merged in and written."""
+        with _locked(self.path):
+            merged: dict[tuple[Any, ...], Row] = {}
+            for row in self.rows():
+                merged[self._place(row)] = {name: row[name] for name in (*self.key_names, SEEDS) if name in row}
+            for cell in cells:
+                row = merged.setdefault(self._place(cell.key), {**cell.key, SEEDS: {}})
+                row[SEEDS][str(cell.seed)] = rounded(cell.values)
+            rows = self.summarise(list(merged.values()))
+            seeds = sorted({int(seed) for row in rows for seed in row[SEEDS]})
+            write_results(
+                self.path,
+                name=self.path.stem,
+                rows=[{**{k: v for k, v in row.items() if k != SEEDS}, SEEDS: row[SEEDS]} for row in rows],
+                commit=self.commit,
+                device=self.device,
+                seeds=seeds,
+                notes=self.notes,
+            )
+        return rows
+
+    def _place(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in self.key_names)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time: backbones may run side by side and write to the same file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
+    with (Path(tempfile.gettempdir()) / f"diffprune-{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def rounded(value: Any) -> Any:
+    """The same with floats cut to seven digits: more would only make files longer."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation over seeds; one seed has deviation 0."""
+    return fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def interval(values: Sequence[float], errors: Sequence[float] = ()) -> list[float]:
+    """A 95 % interval of the mean over seeds; `errors` are the standard errors within each seed.
+
+    Seeds share their pictures, so the error within a seed does not shrink with their number: both parts are added.
+    """
+    mean, spread = mean_and_spread(values)
+    within = fmean(error**2 for error in errors) if errors else 0.0
+    half = 1.96 * math.sqrt(spread**2 / len(values) + within)
+    return [mean - half, mean + half]
+
+
+def collect(row: Row, name: str) -> list[float]:
+    """One value of every seed of a row."""
+    return [values[name] for values in row[SEEDS].values() if name in values]

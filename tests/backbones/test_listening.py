@@ -1,0 +1,146 @@
+"""Hearing less of a token in training: attention as a product, its gradient, and what a glimpse token may touch."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from diffprune.backbones import decoder
+from diffprune.backbones.decoder import Stream
+from diffprune.backbones.listening import hearing_mask, listen, multiply_at
+from diffprune.methods.base import Card, LayerPruner
+from tests import tiny
+from tests.contracts.vlm import pruned
+
+
+def stream(width: int = 4, **changes: Any) -> Stream:
+    columns = torch.arange(width)[None]
+    plain = Stream(
+        hidden=torch.zeros(1, width, 8, dtype=torch.float64),
+        positions=columns,
+        valid=torch.ones(1, width, dtype=torch.bool),
+        visual=torch.tensor([[False, True, True, False]]),
+        source=columns,
+        additions=(),
+        two_way=None,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def by_product(logits: torch.Tensor, heard: torch.Tensor) -> torch.Tensor:
+    """DynamicViT's attention, word for word: exp(logit) times the weight of the key, 1 for the token itself."""
+    counted = torch.where(torch.eye(4, dtype=torch.bool), 1.0, heard[:, None]) * torch.ones(4, 4).tril()
+    weights = logits.exp() * counted
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def test_attention_counts_a_token_as_often_as_it_is_heard() -> None:
+    logits = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for given in ([1.0, 1.0, 1.0, 1.0], [1.0, 0.3, 0.7, 1.0], [1.0, 0.0, 1.0, 1.0]):
+        heard = torch.tensor([given], dtype=torch.float64)
+        mask = hearing_mask(None, stream(), heard)
+        assert mask is not None
+        ours = (logits + mask[:, 0]).softmax(-1)
+        torch.testing.assert_close(ours, by_product(logits, heard), rtol=1e-5, atol=5e-6)
+
+
+def test_a_token_that_nobody_hears_still_has_the_gradient_of_the_product() -> None:
+    logits = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    grads = []
+    for attention in (
+        lambda heard: (logits + hearing_mask(None, stream(), heard)[:, 0]).softmax(-1),  # type: ignore[index]
+        lambda heard: by_product(logits, heard),
+    ):
+        heard = torch.tensor([[1.0, 0.0, 1.0, 1.0]], dtype=torch.float64, requires_grad=True)
+        (attention(heard) * values).sum().backward()
+        grads.append(heard.grad)
+    assert grads[1][0, 1].abs() > 1e-2
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-4)
+
+
+def test_padding_is_never_heard_and_both_directions_stay_open_where_they_were() -> None:
+    some = stream(valid=torch.tensor([[True, True, True, False]]), two_way=torch.tensor([[True, True, False, False]]))
+    mask = hearing_mask(None, some, torch.tensor([[1.0, 0.5, 1.0, 1.0]], dtype=torch.float64))
+    assert mask is not None
+    open_to = mask[0, 0] > -100
+    assert open_to[:3, 3].tolist() == [False] * 3
+    assert open_to[0, 1] and not open_to[0, 2]
+    assert mask[0, 0, 0, 1] == pytest.approx(-0.6931, abs=1e-3) and mask[0, 0, 1, 1] == 0.0
+
+
+def test_weights_are_multiplied_at_their_columns_alone() -> None:
+    values, columns = torch.tensor([[1.0, 0.5, 1.0], [1.0, 1.0, 1.0]]), torch.tensor([[1, 2], [0, -1]])
+    out = multiply_at(values, columns, torch.tensor([[0.5, 0.0], [0.25, 9.0]]))
+    assert out.tolist() == [[1.0, 0.25, 0.0], [0.25, 1.0, 1.0]]
+
+
+class Glimpses(LayerPruner):
+    """Keeps the first tokens before layer 2, with a token of its own that shouts."""
+
+    name = "glimpses"
+    card = Card(idea="for tests")
+    prunes_earlier = True
+
+    def __init__(self, loud: float) -> None:
+        super().__init__()
+        self.loud = loud
+
+    def stages(self, num_layers: int, num_visual: int, keep: int) -> dict[int, int]:
+        return {2: keep}
+
+    def glimpse(self, layer: int) -> torch.Tensor | None:
+        return self.loud * torch.ones(tiny.WIDTH)
+
+    def select_at(self, state: Any, k: torch.Tensor) -> torch.Tensor:
+        self.state = state
+        places = torch.arange(int(k.max()))
+        return torch.where(places < k[:, None], places, -1)
+
+
+def test_nothing_of_a_prompt_hears_the_token_that_glimpses_at_it() -> None:
+    texts, images = ["what is it?", "where is the small one?"], [tiny.picture(1), tiny.picture(2)]
+    found = []
+    for loud in (0.1, 5.0):
+        vlm = pruned("llava", Glimpses(loud), keep=5)
+        batch = vlm.prepare(images, texts)
+        tokens = vlm.encode(batch)
+        assert tokens is not None
+        lm = vlm.splice_all(batch, tokens)
+        with torch.no_grad():
+            found.append(decoder.prefill(vlm.backbone, lm, vlm.method, torch.tensor([5, 5])))  # type: ignore[arg-type]
+        state = vlm.method.state  # type: ignore[union-attr]
+        own = state.hidden[torch.arange(2), state.last]
+        assert state.last.tolist() == lm.attention_mask.sum(-1).tolist()  # one column behind the prompt
+        assert own.abs().max() > loud
+    (first, cache), (second, _) = found
+    assert torch.equal(first, second)
+    kept = (lm.attention_mask.sum(-1) - lm.visual.sum(-1) + 5).max()
+    assert cache.lengths() == [int(kept)] * 3  # no layer keeps what was dropped, nor the token
+    for layer in cache.keys_values.layers:
+        assert layer.keys.shape[2] == int(kept)
+    assert torch.equal(cache.segments[0].next_position, cache.segments[1].next_position)
+
+
+def test_hidden_tokens_are_not_generated_from() -> None:
+    vlm = pruned("llava", "gumbel_ste-masked", keep=4)
+    batch = vlm.prepare([tiny.picture(1)], ["what?"])
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    lm, restricted = vlm.throttle(batch, tokens, keep=4)
+    assert lm.heard is not None and restricted.heard is not None
+    assert lm.heard[lm.visual].tolist() == restricted.heard[0].tolist() and (lm.heard[~lm.visual] == 1).all()
+    with pytest.raises(ValueError, match="for training; generate drops them"):
+        vlm.backbone.generate(lm, max_new_tokens=1)
+
+
+def test_what_follows_each_column_is_its_target_with_padding_on_either_side() -> None:
+    vlm = pruned("llava")
+    batch = vlm.prepare([tiny.picture(1), tiny.picture(2)], ["what?", "a longer one, is it?"], ["red", "to the left"])
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    lesson = listen(vlm.backbone, vlm.splice_all(batch, tokens))
+    for row, answer in enumerate(("red", "to the left")):
+        said = lesson.targets[row][lesson.targets[row] != -100]
+        assert said.tolist() == vlm.backbone._answer_ids(answer)

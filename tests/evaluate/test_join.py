@@ -1,0 +1,144 @@
+"""Joining runs over the same questions: the table that one process would have made."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diffprune.evaluate.answers import Answers, Entry, Sheet, answers_file, quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.join import choose_runs, join_files, join_sheets, main
+from diffprune.results import read_results, write_results
+
+QUESTIONS = [
+    {"id": f"{task}-{place}", "task": task, "prompt": "what?", "answer": "yes"}
+    for task in ("gqa", "pope")
+    for place in range(4)
+]
+
+
+def answered(method: str, keep: int | float, seed: int, right: str) -> Answers:
+    """Eight answers, four of each task; `right` has a 1 where one is right."""
+    said = ["yes" if mark == "1" else "no" for mark in right]
+    units = {task: [100.0 * int(mark) for mark in part] for task, part in (("gqa", right[:4]), ("pope", right[4:]))}
+    score = {task: sum(values) / 4 for task, values in units.items()}
+    return Answers(Entry(method, keep, seed), said, score, dict(score), units, seconds=1.0)
+
+
+FULL = answered("full", 1.0, 0, "11111111")
+OURS = [answered("diffprune", 64, 1, "11101111"), answered("diffprune", 64, 2, "11111011")]
+RANDOM = answered("random", 64, 0, "10101111")
+
+
+def sheet(*answers: Answers) -> Sheet:
+    return Sheet(QUESTIONS, {"gqa": 25.0, "pope": 50.0}, [FULL, *answers])
+
+
+def saved(folder: Path, name: str, made: Sheet, **changes) -> Path:
+    path = folder / f"{name}.json"
+    rows = quality_rows(made.answers, made.answers[0])
+    write_results(path, name=name, rows=rows, commit="abc", device="a card", notes="4 questions", **changes)
+    write_sheet(answers_file(path), made)
+    return path
+
+
+def test_a_sheet_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_sheet(tmp_path / "x.answers.json", sheet(*OURS))
+    assert read_sheet(tmp_path / "x.answers.json") == sheet(*OURS)
+
+
+def test_the_lead_is_of_retention_averaged_over_seeds() -> None:
+    rows = {
+        row["method"]: row for row in quality_rows([FULL, *OURS, RANDOM], FULL, versus="diffprune") if "ci95" in row
+    }
+    assert rows["diffprune"]["retention"] == pytest.approx(87.5)  # 7 of 8 with either seed
+    assert rows["random"]["retention"] == pytest.approx(75.0)
+    assert rows["random"]["lead"] == pytest.approx(12.5)
+    low, high = rows["random"]["lead_ci95"]
+    assert low < 12.5 < high
+    assert "lead" not in rows["diffprune"] and "lead" not in rows["full"]
+
+
+def test_two_processes_give_the_rows_of_one(tmp_path: Path) -> None:
+    a, b = saved(tmp_path, "a", sheet(*OURS)), saved(tmp_path, "b", sheet(RANDOM))
+    joined = join_files([a, b], tmp_path / "both.json", versus="diffprune")
+    chance = sheet().chance
+    assert joined.rows == quality_rows([FULL, *OURS, RANDOM], FULL, versus="diffprune", chance=chance)
+    assert joined.name == "both" and joined.commit == "abc" and joined.device == "a card" and joined.seeds == [0, 1, 2]
+    assert joined.notes == "4 questions"
+    assert read_sheet(tmp_path / "both.answers.json").answers == [FULL, *OURS, RANDOM]
+
+
+def test_the_command_chooses_and_orders_methods_and_sums_up_over_some_tasks(tmp_path: Path, capsys) -> None:
+    a, b = saved(tmp_path, "a", sheet(*OURS)), saved(tmp_path, "b", sheet(RANDOM, answered("norm", 8, 0, "00000000")))
+    out = tmp_path / "c.json"
+    main([str(a), str(b), "--out", str(out), "--methods", "random,*", "--without", "norm", "--also", "gqa"])
+    assert "from 2 runs" in capsys.readouterr().out
+    rows = [row for row in read_results(out).rows if "retention" in row]
+    assert [(row["method"], row["tasks"]) for row in rows] == [
+        (method, tasks) for tasks in ("all", "gqa") for method in ("full", "random", "diffprune")
+    ]
+    assert rows[-2]["retention"] == pytest.approx(50.0)  # random on gqa alone
+
+
+def test_budgets_are_chosen() -> None:
+    answers = [FULL, RANDOM, answered("random", 32, 0, "00000000")]
+    assert choose_runs(answers, budgets=[32]) == [FULL, answers[2]]
+    with pytest.raises(ValueError, match="there are no answers of 'randm'; there are random"):
+        choose_runs(answers, ["randm"])
+
+
+def test_full_answers_that_differ_a_little_are_told(tmp_path: Path) -> None:
+    other = replace(FULL, said=["Yes.", *FULL.said[1:]])  # as right
+    a, b = saved(tmp_path, "a", sheet(*OURS)), saved(tmp_path, "b", Sheet(QUESTIONS, sheet().chance, [other, RANDOM]))
+    notes = join_files([a, b], tmp_path / "c.json").notes
+    assert "full model's answers differ between processes on 1 of 8 prompts" in notes
+
+
+def test_another_model_is_refused() -> None:
+    other = Sheet(QUESTIONS, {}, [answered("full", 1.0, 0, "01111111"), RANDOM])
+    with pytest.raises(ValueError, match=r"the full model has 100.0 on gqa in a and 75.0 in b"):
+        join_sheets([sheet(*OURS), other], ["a", "b"])
+
+
+def test_other_questions_are_refused() -> None:
+    other = Sheet(QUESTIONS[:-1], {}, [FULL])
+    with pytest.raises(ValueError, match="a and b hold answers to other questions"):
+        join_sheets([sheet(), other], ["a", "b"])
+
+
+def test_the_same_run_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="random at keep=64 with seed 0 is in a and in b"):
+        join_sheets([sheet(RANDOM), sheet(RANDOM)], ["a", "b"])
+
+
+def test_runs_of_two_commits_are_refused(tmp_path: Path) -> None:
+    a, b = saved(tmp_path, "a", sheet(*OURS)), saved(tmp_path, "b", sheet(RANDOM))
+    b.write_text(b.read_text().replace('"abc"', '"def"'))
+    with pytest.raises(ValueError, match=r"more than one commit \(abc, def\)"):
+        join_files([a, b], tmp_path / "c.json")
+
+
+def test_a_lead_of_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    a = saved(tmp_path, "a", sheet(RANDOM))
+    with pytest.raises(ValueError, match="--versus 'diffprune' is not among the methods joined"):
+        join_files([a], tmp_path / "c.json", versus="diffprune")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "cannot read the answers"), ("{}", "holds no answers"), ("[", "holds no answers")]
+)
+def test_answers_that_cannot_be_read_are_named(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "x.answers.json").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        read_sheet(tmp_path / "x.answers.json")
+
+
+def test_a_file_of_an_older_version_without_scores_is_refused(tmp_path: Path) -> None:
+    write_sheet(tmp_path / "x.answers.json", sheet())
+    old = json.loads((tmp_path / "x.answers.json").read_text())
+    del old["runs"][0]["score"]
+    (tmp_path / "x.answers.json").write_text(json.dumps(old))
+    with pytest.raises(ValueError, match="write it again with `diffprune eval`"):
+        read_sheet(tmp_path / "x.answers.json")

@@ -1,0 +1,32 @@
+"""The check that is run on a GPU runs here too, every part of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diffprune.fast import check
+
+
+def test_every_part_of_the_check_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "fast.json"
+    arguments = ["check", "--size", "tiny", "--device", "cpu", "--models", "llava", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr(check, "median_ms", lambda function, *_, **__: (function(), 1.0)[1])
+    monkeypatch.setattr(check, "wall_ms", lambda function, *_, **__: (function(), 1.0)[1])
+    check.main()
+    found = json.loads(out.read_text())
+    assert not [part for part, value in found.items() if str(value).startswith("failed")]
+    for part in ("agreement_pruned", "agreement_full"):
+        assert found[part]["same_tokens"] == 1.0 and found[part]["logits_rms"] < 1e-5
+
+
+def test_a_part_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    log = check.Log(None, limit=60.0)
+    assert log.part("broken", lambda: 1 / 0) is None
+    assert log.part("whole", lambda: {"x": 1.0}) == {"x": 1.0}
+    late = check.Log(None, limit=-1.0)
+    assert late.part("late", lambda: 1.0) is None
+    said = capsys.readouterr().out
+    assert "broken: FAILED" in said and "late: left out" in said
+    assert log.found["broken"].startswith("failed: ZeroDivisionError")

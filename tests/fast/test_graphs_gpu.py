@@ -1,0 +1,50 @@
+"""Graphs on a CUDA device: captured where they should be, and the same answers as the reference path."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from diffprune.model import PrunedVLM
+from tests import tiny
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def on_gpu(family: str, method: str, **options: Any) -> PrunedVLM:
+    import importlib
+
+    torch.manual_seed(0)
+    model, processor = importlib.import_module(f"tests.tiny.{family}").build()
+    vlm = PrunedVLM(tiny.finish(model, processor).cuda(), processor, method=method, keep=5)
+    sizes = None if family == "llava" else [(100, 70)]
+    small: dict[str, Any] = {"batch_sizes": (1, 2), "text_buckets": (64,), "max_new_tokens": 6, "image_sizes": sizes}
+    report = vlm.compile(**{**small, **options})
+    assert report.captured
+    return vlm
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("method", ["diffprune", "feature_norm", "holov", "pyramiddrop"])
+@pytest.mark.parametrize("compile_layers", [True, False])
+def test_a_captured_model_answers_as_the_reference_path(family: str, method: str, compile_layers: bool) -> None:
+    vlm = on_gpu(family, method, compile_layers=compile_layers)
+    batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], ["what?", "what does the sign say?"])
+    run = vlm.fast.start(batch)
+    captured = vlm.fast.captured(run)
+    assert captured["encode"] and captured["splice"] and captured["prefill"] and captured["decode"]
+    assert captured["prune"] == (method != "pyramiddrop")  # which has nothing to choose before the language model
+    for seed in range(3):
+        asked: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "return_ids": True}
+        found = vlm.generate([tiny.picture(seed)], "what is it?", **asked)
+        fast, vlm.fast = vlm.fast, None
+        wanted = vlm.generate([tiny.picture(seed)], "what is it?", **asked)
+        vlm.fast = fast
+        assert torch.equal(found, wanted)
+
+
+def test_a_graph_gives_the_same_twice_and_follows_its_inputs() -> None:
+    vlm = on_gpu("llava", "feature_norm")
+    batches = [vlm.prepare([[tiny.picture(seed)]], ["what?"]) for seed in (1, 2)]
+    logits = [vlm.fast.start(batch).logits.clone() for batch in (*batches, batches[0])]
+    assert torch.equal(logits[0], logits[2]) and not torch.equal(logits[0], logits[1])

@@ -1,0 +1,311 @@
+"""The fast path against the reference path: the same logits, the same answers, and what does not fit says so once."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from diffprune.fast import Unfit
+from diffprune.fast import path as fast_path
+from diffprune.methods.base import Card, Merged, MergingPruner
+from diffprune.model import PrunedVLM
+from diffprune.types import VisualTokens
+from tests import tiny
+from tests.contracts.vlm import EveryOther, pruned
+
+SIZES = {"llava": None, "qwen2_vl": [(100, 70)], "qwen2_5_vl": [(100, 70), (112, 84)]}
+QUESTIONS = ["what?", "what does the sign beside it say?", "is it red or not?"]
+INSIDE = ("fastv", "pyramiddrop")
+
+
+def compiled(family: str, method: Any = "full", *, vlm: PrunedVLM | None = None, **options: Any) -> PrunedVLM:
+    """A tiny model with its fast path, room for a few short prompts."""
+    vlm = pruned(family, method, keep=5) if vlm is None else vlm
+    if method == "diffprune":
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in vlm.method.parameters():
+                parameter.normal_(std=0.2)
+    small: dict[str, Any] = {"batch_sizes": (1, 2), "text_buckets": (64,), "max_new_tokens": 6}
+    vlm.compile(**{**small, "image_sizes": SIZES.get(family), **options})
+    return vlm
+
+
+def reference(vlm: PrunedVLM, images: Any, text: Any, **kwargs: Any) -> torch.Tensor:
+    """What the same model answers without its fast path."""
+    fast, vlm.fast = vlm.fast, None
+    try:
+        return vlm.generate(images, text, do_sample=False, return_ids=True, **{"max_new_tokens": 6, **kwargs})
+    finally:
+        vlm.fast = fast
+
+
+def answer(vlm: PrunedVLM, images: Any, text: Any, **kwargs: Any) -> torch.Tensor:
+    return vlm.generate(images, text, do_sample=False, return_ids=True, **{"max_new_tokens": 6, **kwargs})
+
+
+@pytest.fixture
+def sayings(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.WARNING, logger="diffprune")
+    return lambda: [record.message for record in caplog.records if "fast path" in record.message]
+
+
+@pytest.mark.parametrize("family", list(SIZES))
+@pytest.mark.parametrize(
+    ("method", "fuse"), [("full", True), ("diffprune", True), ("diffprune", False), ("feature_norm", True)]
+)
+def test_first_logits_are_those_of_the_reference_path(family: str, method: str, fuse: bool) -> None:
+    vlm = compiled(family, method, fuse=fuse)
+    batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], QUESTIONS[:2])
+    wanted = vlm.logits(batch)[0][:, -1]
+    run = vlm.fast.start(batch)
+    assert run.splicer is not None, "the whole path is static here"
+    torch.testing.assert_close(run.logits, wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(vlm.fast.ttft(batch), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *(("llava", method) for method in ("diffprune", "cls_attention", "random", "holov", "visionzip", *INSIDE)),
+        *(("qwen2_5_vl", method) for method in ("diffprune", "cls_attention", "pyramiddrop")),
+        ("qwen2_vl", "fastv"),
+    ],
+)
+def test_greedy_answers_are_those_of_the_reference_path(family: str, method: str, sayings: Any) -> None:
+    vlm = compiled(family, method)
+    for seed, question in enumerate(QUESTIONS):
+        images = [tiny.picture(seed)]
+        assert torch.equal(answer(vlm, images, question), reference(vlm, images, question))
+    images = [tiny.picture(seed) for seed in (3, 4)]
+    assert torch.equal(answer(vlm, images, QUESTIONS[:2]), reference(vlm, images, QUESTIONS[:2]))
+    assert sayings() == []
+
+
+def test_other_families_answer_the_same_where_only_the_language_model_is_fast(sayings: Any) -> None:
+    for family in ("llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm"):
+        vlm = compiled(family, EveryOther(), image_sizes=[(100, 70)], text_buckets=(160,))
+        assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?")), family
+    assert sayings() == []
+
+
+def test_positions_may_be_packed() -> None:
+    vlm = compiled("llava", vlm=pruned("llava", "feature_norm", keep=5, positions="packed"))
+    assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?"))
+
+
+def test_text_alone_and_several_pictures_are_spliced_as_before_and_prefilled_fast(sayings: Any) -> None:
+    vlm = compiled("llava", "feature_norm")
+    rows = [[tiny.picture(1), tiny.picture(2)], None]
+    for images, text in ((None, "hello"), (rows, ["what are these?", "hello"])):
+        assert torch.equal(answer(vlm, images, text), reference(vlm, images, text))
+    assert sayings() == []
+
+
+def test_a_picture_of_a_size_not_compiled_for_is_encoded_as_before(sayings: Any) -> None:
+    vlm = compiled("qwen2_5_vl", "feature_norm")
+    images = [tiny.picture(1, (180, 60))]
+    run = vlm.fast.start(vlm.prepare([images], ["what?"]))
+    assert run.picture is None and run.bucket.length == 69
+    assert torch.equal(answer(vlm, images, "what?"), reference(vlm, images, "what?"))
+    assert sayings() == []
+
+
+def test_another_budget_than_compiled_for_gives_the_same_answer(sayings: Any) -> None:
+    vlm = compiled("llava", "feature_norm", keep=[5, 0.5])
+    for keep in (5, 8, 0.5, 3):
+        found = answer(vlm, [tiny.picture(1)], "what?", keep=keep)
+        assert torch.equal(found, reference(vlm, [tiny.picture(1)], "what?", keep=keep))
+    assert sayings() == []
+
+
+def test_a_method_that_keeps_fewer_than_asked_is_spliced_as_before() -> None:
+    class Pairs(MergingPruner):
+        """Four tokens, however many were asked for."""
+
+        name = "pairs"
+        card = Card(idea="for tests")
+
+        def reduce(self, tokens: VisualTokens, k: torch.Tensor) -> Merged:
+            x = tokens.x.unflatten(1, (4, -1)).mean(2)
+            return Merged(x=x, positions=(torch.arange(4) * 4).expand(len(x), -1))
+
+    vlm = compiled("llava", Pairs())
+    run = vlm.fast.start(vlm.prepare([[tiny.picture(1)]], ["what?"]))
+    assert run.splicer is None and run.num_kept == (4,)
+    assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?"))
+
+
+def test_an_answer_ends_where_the_reference_path_ends_it() -> None:
+    vlm = compiled("llava", "feature_norm")
+    images = [tiny.picture(seed) for seed in (1, 2)]
+    whole = reference(vlm, images, QUESTIONS[:2])
+    end = int(whole[0, 2])
+    found = answer(vlm, images, QUESTIONS[:2], eos_token_id=end)
+    assert torch.equal(found, reference(vlm, images, QUESTIONS[:2], eos_token_id=end))
+    assert (found[0] == end).any()
+    alone = answer(vlm, images[:1], QUESTIONS[0], eos_token_id=end)
+    assert alone.shape[1] == 1 + whole[0].tolist().index(end) < 6
+
+
+def test_what_does_not_fit_runs_as_before_and_says_so_once(sayings: Any) -> None:
+    vlm = compiled("llava", "feature_norm")
+    long = "why " * 40
+    for _ in range(2):
+        assert torch.equal(answer(vlm, [tiny.picture(1)], long), reference(vlm, [tiny.picture(1)], long))
+    assert sayings() == [
+        "the fast path cannot answer here: the prompt is longer than the 69 columns compiled for; "
+        "such requests run as without compile()"
+    ]
+    three = [tiny.picture(seed) for seed in range(3)]
+    answer(vlm, three, ["what?"] * 3)
+    answer(vlm, [tiny.picture(1)], "what?", max_new_tokens=7)
+    vlm.generate([tiny.picture(1)], "what?", max_new_tokens=2, num_beams=2, do_sample=False)
+    said = " ".join(sayings()[1:])
+    assert len(sayings()) == 4
+    assert all(part in said for part in ("2 rows compiled for", "6 tokens compiled for", "num_beams=2"))
+
+
+def test_a_method_inside_the_language_model_answers_other_budgets_by_the_reference_path(sayings: Any) -> None:
+    vlm = compiled("llava", "fastv")
+    found = answer(vlm, [tiny.picture(1)], "what?", keep=3)
+    assert torch.equal(found, reference(vlm, [tiny.picture(1)], "what?", keep=3))
+    assert torch.equal(answer(vlm, None, "hello"), reference(vlm, None, "hello"))
+    assert "nothing was compiled for this length and keep" in sayings()[0]
+
+
+def test_the_caches_of_a_method_inside_hold_fewer_columns_after_its_cut() -> None:
+    before, inside = compiled("llava", "full").fast, compiled("llava", "fastv").fast
+    assert inside.buckets[0].columns == [88, 88, 80]  # 16 visual tokens, 5 from the third layer on; 64 text, 6 new
+    assert inside.kv_bytes(1, 80) == before.kv_bytes(1, 80) * (88 + 88 + 80) // (3 * 88)
+
+
+def test_stages_can_be_run_one_by_one_and_again() -> None:
+    vlm = compiled("llava", "diffprune")
+    fast = vlm.fast
+    run = fast.prepare(vlm.prepare([[tiny.picture(1)]], ["what?"]))
+    tokens = []
+    for _ in range(2):
+        for stage in (fast.encode, fast.prune, fast.splice, fast.prefill):
+            stage(run)
+        row = [int(run.token)]
+        for _ in range(3):
+            fast.decode(run)
+            row.append(int(run.token))
+        tokens.append(row)
+    assert tokens[0] == tokens[1] == reference(vlm, [tiny.picture(1)], "what?", max_new_tokens=4)[0].tolist()
+    assert torch.equal(run.kept[0], vlm.select([tiny.picture(1)], ["what?"]).keep[0])
+    assert fast.captured(run) == dict.fromkeys(("encode", "prune", "splice", "prefill", "decode"), False)
+    for _ in range(2):
+        fast.decode(run)
+    with pytest.raises(ValueError, match="max_new_tokens=6"):
+        fast.decode(run)
+
+
+def test_the_cache_takes_the_bytes_that_are_predicted() -> None:
+    fast = compiled("llava", "feature_norm", max_new_tokens=19).fast
+    bucket = fast.buckets[-1]
+    held = sum(cache.keys.nbytes + cache.values.nbytes for cache in bucket.cache)
+    text = fast.backbone.config.text_config
+    columns = 88  # 5 visual, 64 text and 19 new ones
+    assert held == fast.kv_bytes(2, 69) == 2 * 3 * 2 * text.num_key_value_heads * columns * text.head_dim * 4
+    assert fast.report.extra_bytes["cache"] == held  # one memory serves all buckets
+    with pytest.raises(ValueError, match="no bucket of 3 x 69; there are 1 x 69, 2 x 69"):
+        fast.kv_bytes(3, 69)
+
+
+def test_private_weights_are_an_option_that_states_its_bytes() -> None:
+    vlm = compiled("llava", "full")
+    text = vlm.base.config.text_config
+    qkv = text.hidden_size * text.head_dim * (text.num_attention_heads + 2 * text.num_key_value_heads)
+    vision = vlm.base.config.vision_config
+    tower = 2 * 3 * (vision.hidden_size**2 + vision.hidden_size)  # blocks up to the features, biases too
+    wanted = 3 * (qkv + 2 * text.hidden_size * text.intermediate_size) + tower
+    assert vlm.fast.report.extra_bytes["weights"] == wanted * 4
+    assert compiled("llava", "full", fuse=False).fast.report.extra_bytes["weights"] == 0
+
+
+def test_methods_around_one_model_can_share_what_was_compiled() -> None:
+    first = compiled("llava", "full")
+    other = compiled("llava", vlm=first.with_method("feature_norm", keep=5), share=first.fast)
+    assert other.fast.decoder is first.fast.decoder and other.fast.tower is first.fast.tower
+    assert torch.equal(answer(other, [tiny.picture(1)], "what?"), reference(other, [tiny.picture(1)], "what?"))
+    with pytest.raises(ValueError, match="another base model"):
+        compiled("qwen2_vl", share=first.fast)
+
+
+def test_the_base_model_is_not_touched() -> None:
+    vlm = pruned("llava", "feature_norm", keep=5)
+    before = {key: (value.data_ptr(), value.clone()) for key, value in vlm.base.state_dict().items()}
+    compiled("llava", vlm=vlm)
+    answer(vlm, [tiny.picture(1)], "what?")
+    for key, value in vlm.base.state_dict().items():
+        assert value.data_ptr() == before[key][0] and torch.equal(value, before[key][1])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"batch_sizes": (0,)}, "batch_sizes holds 0"),
+        ({"text_buckets": ()}, "at least one size"),
+        ({"max_new_tokens": 0}, "max_new_tokens holds 0"),
+        ({"keep": 0}, "keep=0 keeps nothing"),
+        ({"image_sizes": []}, "image_sizes names no size"),
+        ({"speed": 9}, "compile\\(\\) has no option 'speed'; it takes keep, "),
+    ],
+)
+def test_bad_sizes_are_named_and_the_reference_path_goes_on(options: dict[str, Any], sentence: str) -> None:
+    vlm = pruned("llava", "feature_norm", keep=5)
+    with pytest.raises(ValueError, match=sentence):
+        vlm.compile(**options)
+    assert vlm.fast is None and isinstance(vlm.generate([tiny.picture(1)], "what?", max_new_tokens=2), str)
+
+
+def test_a_model_is_compiled_once() -> None:
+    vlm = compiled("llava", "feature_norm")
+    with pytest.raises(ValueError, match=r"compiled already; set vlm\.fast = None first"):
+        vlm.compile()
+    assert isinstance(vlm.generate([tiny.picture(1)], "what?", max_new_tokens=2, do_sample=False), str)
+
+
+def test_a_family_with_pictures_of_any_size_wants_to_know_which() -> None:
+    with pytest.raises(ValueError, match=r"image_sizes=\[\(width, height\), \.\.\.\]"):
+        pruned("qwen2_5_vl", "full").compile()
+
+
+def test_a_language_model_of_another_make_is_refused() -> None:
+    vlm = pruned("paligemma", "full")
+    with pytest.raises(ValueError, match="language model of paligemma"):
+        vlm.compile(image_sizes=[(56, 56)])
+    assert vlm.fast is None
+
+
+def test_features_added_between_layers_run_as_before(sayings: Any) -> None:
+    vlm = compiled("qwen3_vl", "feature_norm", image_sizes=[(100, 70)])
+    assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?"))
+    assert "adds features between decoder layers" in sayings()[0]
+
+
+def test_a_method_inside_the_language_model_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="knows FastV, PyramidDrop with original positions"):
+        pruned("llava", "sparsevlm", keep=5).compile()
+    with pytest.raises(ValueError, match="knows FastV, PyramidDrop with original positions"):
+        pruned("llava", "pyramiddrop", keep=5, native=True).compile()
+
+
+def test_a_device_without_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    vlm = pruned("llava", "feature_norm", keep=5)
+    monkeypatch.setattr(fast_path.CacheStore, "reserve", full)
+    with pytest.raises(ValueError, match="no room for the fast path; give fewer or smaller batch_sizes"):
+        vlm.compile()
+    assert vlm.fast is None
+
+
+def test_a_request_outside_the_buckets_is_refused_by_the_stages() -> None:
+    vlm = compiled("llava", "feature_norm")
+    with pytest.raises(Unfit, match="2 rows compiled for"):
+        vlm.fast.prepare(vlm.prepare([[tiny.picture(1)]] * 3, ["what?"] * 3))

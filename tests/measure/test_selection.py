@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+from diffprune.measure import selection
+from diffprune.measure.report import render_tables
+from diffprune.methods.base import LayerPruner
+from diffprune.registry import METHODS
+from diffprune.results import read_results
+
+TINY = selection.SIZES["tiny"]
+
+
+def test_every_method_before_the_language_model_has_a_row_for_every_shape(tmp_path, capsys):
+    out = tmp_path / "selection_time.json"
+    selection.main(["--size", "tiny", "--out", str(out), "--commit", "abc"])
+    results = read_results(out)
+    assert results.name == "selection_time" and results.commit == "abc" and results.seeds == [0]
+    before = {name for name in METHODS.names() if not issubclass(METHODS.get(name), LayerPruner)} - {"full"}
+    measured = {METHODS.get(row["method"]) for row in results.rows}
+    assert measured == {METHODS.get(name) for name in before}
+    assert {row["method"] for row in results.rows if "skipped" in row} == set()
+    assert results.rows[0]["method"] == "diffprune" and results.rows[0]["num_kept"] == 8
+    assert len(results.rows) == len(measured) * len(TINY.shapes)
+    assert all(row["pruner_ms"] > 0 and 1 <= row["calls"] <= selection.CALLS for row in results.rows)
+    assert "diffprune" in capsys.readouterr().out
+
+
+def test_what_there_is_no_time_for_is_a_row_that_says_so(tmp_path):
+    out = tmp_path / "selection_time.json"
+    selection.main(["--size", "tiny", "--out", str(out), "--seconds", "0", "--commit", "abc"])
+    rows = read_results(out).rows
+    assert {row["skipped"] for row in rows} == {"no time was left"}
+    assert all("pruner_ms" not in row and row["calls"] == 0 for row in rows)
+
+
+def run_with(call, monkeypatch):
+    monkeypatch.setattr(selection, "make_methods", lambda *_: [METHODS.get("feature_norm")()])
+    monkeypatch.setattr(selection, "selection_of", lambda *_: call)
+    shapes = (selection.Shape(1, (2, 3), 2), selection.Shape(4, (2, 3), 2))
+    size = selection.Size(shapes, TINY.block, TINY.language_width)
+    return selection.Run(size, "cpu", 60.0, lambda rows: None).run()
+
+
+def test_a_call_that_takes_too_long_is_made_twice_and_no_more(monkeypatch):
+    calls = []
+    monkeypatch.setattr(selection, "time_ms", lambda call, device: calls.append(call) or 7_100.0)
+    single, batch = run_with(lambda: calls.append(None), monkeypatch)
+    assert single["skipped"] == "one call takes 7.1 s" and single["calls"] == 0
+    assert batch["skipped"] == "for one image: one call takes 7.1 s"
+    assert len(calls) == 2
+
+
+def test_what_does_not_fit_is_a_row_that_says_so(monkeypatch):
+    def too_large() -> None:
+        raise torch.OutOfMemoryError("large")
+
+    def unsupported() -> None:
+        raise RuntimeError("no such size\nat line 3")
+
+    assert run_with(too_large, monkeypatch)[0]["skipped"] == "the GPU's memory is too small"
+    assert run_with(unsupported, monkeypatch)[0]["skipped"] == "no such size"
+
+
+def test_the_report_has_methods_down_and_shapes_across():
+    shape = {"num_visual": 576, "num_kept": 64}
+    rows = [
+        {"method": "holov", **shape, "batch": 1, "calls": 30, "pruner_ms": 0.4, "graph_ms": 0.1},
+        {"method": "prunesid", **shape, "batch": 1, "calls": 30, "pruner_ms": 2.5, "graph_ms": None},
+        {"method": "prunesid", **shape, "batch": 32, "calls": 0, "skipped": "no time was left"},
+    ]
+    launched, graphs = render_tables(rows).split("Replayed as a CUDA graph:")
+    assert "| method | 64 of 576, batch 1 | 64 of 576, batch 32 |" in launched
+    assert "| prunesid | 2.5 | no time was left |" in launched and "| holov | 0.1 |" in graphs
+    assert "Replayed" not in render_tables([rows[0] | {"graph_ms": None}])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_missing_gpu_is_one_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        selection.main(["--device", "cuda", "--out", str(tmp_path / "selection_time.json")])
+    assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_choices_are_captured_and_launches_counted(tmp_path):
+    out = tmp_path / "selection_time.json"
+    selection.main(["--size", "tiny", "--device", "cuda", "--out", str(out), "--commit", "abc"])
+    rows = {row["method"]: row for row in reversed(read_results(out).rows)}  # of the first shape
+    assert rows["holov"]["graph_ms"] is not None and rows["divprune"]["graph_ms"] is not None
+    assert rows["prunesid"]["graph_ms"] is None
+    assert rows["feature_norm"]["launches"] >= 2

@@ -1,0 +1,253 @@
+"""Every probe at its tiny size, with what must hold there."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diffprune.methods.base import build_method
+from diffprune.probes import alignment, coherence, landscape, relevance
+from diffprune.probes.bench import SIZES, Bench, budget_counts, draw_budgets, run_throttled
+from diffprune.probes.data import inside_box
+from diffprune.probes.store import SEEDS, Store
+from diffprune.types import VisualTokens
+
+
+def rows_of(probe, measured, folder: Path) -> list[dict]:
+    """The rows of one seed, after a round through the file, and a figure drawn from them."""
+    store = Store(path=folder / "x.json", notes="", summarise=probe.summarise, key_names=probe.KEY)
+    store.add(measured(probe))
+    probe.draw(store.rows(), folder / "x.png")
+    assert (folder / "x.png").stat().st_size > 5_000
+    return store.rows()
+
+
+# --- the bench --------------------------------------------------------------------------------------------------------
+
+
+def test_both_methods_start_from_the_same_scorer_with_a_random_head(bench: Bench) -> None:
+    first, second = (bench.start(name, 42).scorer.state_dict() for name in ("diffprune", "gumbel_ste"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert first["head.weight"].abs().min() > 0
+    other = bench.start("diffprune", 123).scorer.state_dict()
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+def test_training_moves_the_scorer_and_leaves_the_classifier_alone(bench: Bench) -> None:
+    before = {name: value.clone() for name, value in bench.classifier.model.state_dict().items()}
+    _, snapshots = bench.trained("diffprune", 42)
+    assert [snapshot.moment for snapshot in snapshots] == [0.0, 1.0]
+    assert snapshots[0].tau == 2.0 and snapshots[-1].tau == pytest.approx(0.1)
+    assert not torch.equal(snapshots[0].state["scorer.head.weight"], snapshots[-1].state["scorer.head.weight"])
+    after = bench.classifier.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_budgets_of_a_batch_lie_between_the_two_shares() -> None:
+    k = draw_budgets(1000, 64, (0.05, 0.6), torch.Generator().manual_seed(0))
+    assert (int(k.min()), int(k.max())) == (3, 38)
+    assert k.median() < 13  # a logarithmic scale: half of them below the geometric mean
+
+
+def test_the_backbone_learned_something_and_says_how_good_it_is(bench: Bench) -> None:
+    training = bench.classifier.training
+    assert training is not None and training.num_visual == 64
+    assert training.top1 > 35  # four classes
+    assert len(training.curve["step"]) >= 5 and training.curve["step"] == sorted(training.curve["step"])
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, is_exact", [("diffprune", True), ("gumbel_ste", False)])
+def test_only_diffprunes_scorer_gradient_equals_finite_differences(bench: Bench, name: str, is_exact: bool) -> None:
+    """On the classifier itself, in float64, along the normalised direction of the landscape."""
+    method = bench.start(name, 42).double()
+    deit = bench.cut_open()
+    deit.model.double()
+    try:
+        encoded = deit.encode(bench.classifier.pixel_values(bench.photos.pixels[:4]).double())
+        weights = list(method.scorer.parameters())
+        start = [weight.detach().clone() for weight in weights]
+        way = landscape.filter_normalised(start, 1)
+
+        def loss() -> torch.Tensor:
+            noise = torch.Generator().manual_seed(0)
+            logits, _ = run_throttled(deit, method, encoded, budget_counts(encoded, 0.25), 0.5, noise)
+            return torch.nn.functional.cross_entropy(logits, bench.photos.labels[:4])
+
+        claimed = sum(float((g * d).sum()) for g, d in zip(torch.autograd.grad(loss(), weights), way, strict=True))
+        step = 1e-6
+        back, here, forth = landscape.walk(weights, start, [[step * d for d in way]], 3, lambda: loss().item()).tolist()
+        found = (forth - back) / (2 * step)
+        assert here == loss().item()  # the walk puts the weights back
+        if is_exact:
+            assert claimed == pytest.approx(found, rel=1e-4) and abs(found) > 1e-7
+        else:
+            assert found == 0.0 and abs(claimed) > 1e-7
+    finally:
+        deit.model.float()
+
+
+def test_equal_gradients_have_cosine_one_and_independent_ones_none() -> None:
+    same = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).expand(6, -1)
+    cosine, error = coherence.pairwise_cosine(same)
+    assert cosine == pytest.approx(1) and error == pytest.approx(0, abs=1e-6)
+    cosine, error = coherence.pairwise_cosine(torch.randn(16, 4000, generator=torch.Generator().manual_seed(0)))
+    assert abs(cosine) < 3 * error + 0.01 and 0 < error < 0.02
+
+
+def test_the_jackknife_error_is_the_spread_of_the_mean() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(1, 30, generator=generator)
+    found = [coherence.pairwise_cosine(shared + 2 * torch.randn(12, 30, generator=generator)) for _ in range(200)]
+    means, errors = torch.tensor(found, dtype=torch.float64).unbind(-1)
+    assert float(errors.mean()) == pytest.approx(float(means.std()), rel=0.35)
+
+
+def test_a_ratio_is_given_only_above_two_standard_errors() -> None:
+    assert coherence.compare(0.8, 0.2, 0.05) == pytest.approx({"ratio": 4.0, "ratio_at_least": 0.8 / 0.3})
+    assert coherence.compare(0.8, 0.09, 0.05) == pytest.approx({"ratio_at_least": 0.8 / 0.19})
+    assert coherence.compare(0.8, -0.2, 0.05) == {}
+
+
+# --- each probe -------------------------------------------------------------------------------------------------------
+
+
+def test_coherence_compares_both_methods_along_training(bench: Bench, measured, tmp_path: Path) -> None:
+    rows = rows_of(coherence, measured, tmp_path)
+    cosines = [row for row in rows if "moment" in row]
+    assert {(row["method"], row["moment"]) for row in cosines} == {
+        (name, moment) for name in ("diffprune", "gumbel_ste") for moment in (0.0, 1.0)
+    }
+    for row in cosines:
+        assert -1 <= row["cosine"] <= 1 and row["ci95"][0] <= row["cosine"] <= row["ci95"][1]
+        if "ratio" in row:
+            assert row["method"] == "diffprune" and row["ratio"] >= row["ratio_at_least"]
+    accuracy = {(row["method"], row["keep"]): row["top1"] for row in rows if "top1" in row}
+    assert {name for name, _ in accuracy} == {"diffprune", "gumbel_ste", "random", "full"}
+    assert accuracy["full", 1.0] == pytest.approx(bench.classifier.training.top1, abs=0.01)
+
+
+def test_too_few_pictures_for_the_batches_are_one_sentence(bench: Bench) -> None:
+    many = Bench(backbone="deit-tiny", settings=bench.settings.changed(batches=99), _kept=bench._kept)
+    with pytest.raises(ValueError, match="99 batches of 8 need 792 training pictures, there are 256"):
+        coherence.batch_gradients(many, bench.start("diffprune", 42), 42, keep=0.25, tau=1.0)
+
+
+def test_the_throttled_landscape_is_smoother_than_the_hard_one(bench: Bench, measured, tmp_path: Path) -> None:
+    rows = {(row["method"], row["tau"]): row for row in rows_of(landscape, measured, tmp_path)}
+    smooth, rough = rows["diffprune", 2.0], rows["gumbel_ste", 2.0]
+    assert smooth["variation"] < rough["variation"] and smooth["ratio"] > 1
+    curves = smooth[SEEDS]["42"]["curves"]
+    assert len(curves["line"]) == bench.settings.line and np.shape(curves["slice"]) == (4, 4)
+    assert "slice" not in rows["diffprune", 0.1][SEEDS]["42"]["curves"]  # at the starting temperature alone
+
+
+def test_a_direction_is_as_long_as_the_weights_filter_by_filter() -> None:
+    weights = [torch.randn(5, 7), torch.randn(4), torch.zeros(3)]
+    matrix, vector, zeros = landscape.filter_normalised(weights, 0)
+    torch.testing.assert_close(matrix.norm(dim=1), weights[0].norm(dim=1))
+    torch.testing.assert_close(vector.norm(), weights[1].norm())
+    assert not zeros.any()
+
+
+def test_the_mean_stepwise_variation_is_what_it_says() -> None:
+    assert landscape.stepwise_variation(torch.tensor([0.0, 1.0, 0.0, 3.0])) == pytest.approx(5 / 3)
+
+
+def test_alignment_compares_two_operators_on_the_same_scores(measured, tmp_path: Path) -> None:
+    rows = rows_of(alignment, measured, tmp_path)
+    assert [row["keep"] for row in rows] == [0.5, 0.1111, 0.0556]
+    for row in rows:
+        for name in ("top1", "top5"):
+            assert row[f"gap_{name}"] == pytest.approx(row[f"throttled_{name}"] - row[f"hard_{name}"], abs=1e-4)
+            assert row[f"gap_{name}_ci95"][0] <= row[f"gap_{name}"] <= row[f"gap_{name}_ci95"][1]
+            assert row["hard_top1"] <= row["hard_top5"] <= 100
+        assert 0 < row["weight"] <= 1
+
+
+def test_both_operators_agree_where_every_token_is_kept(bench: Bench) -> None:
+    method, _ = bench.trained("diffprune", 42)
+    deit = bench.cut_open()
+
+    def throttled(encoded, k):
+        return run_throttled(deit, method, encoded, k, 0.1, torch.Generator().manual_seed(0))[0]
+
+    method.throttle_block.block.zero_outputs_()  # the block is gone at deployment
+    try:
+        soft, hard = (bench.right_when(run, 1.0) for run in (throttled, coherence.dropping(bench, method)))
+        assert torch.equal(soft, hard)
+    finally:
+        bench._kept.pop("trained diffprune")
+
+
+def test_the_illustration_keeps_twelve_cells_of_forty_nine() -> None:
+    drawn = alignment.illustration()
+    assert drawn["weights"].shape == (7, 7) and drawn["weights"].sum() == pytest.approx(12)
+    assert drawn["kept"].sum() == 12
+    assert drawn["weights"][drawn["kept"] == 1].min() >= drawn["weights"][drawn["kept"] == 0].max()
+
+
+def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(
+    bench: Bench, measured, tmp_path: Path
+) -> None:
+    rows = {(row["method"], row["keep"]): row for row in rows_of(relevance, measured, tmp_path)}
+    methods = {name for name, _ in rows}
+    assert {"diffprune", "gumbel_ste", "random", "centre", "cls_attention", "divprune"} <= methods
+    assert {"full", "fastv", "mmtok", "oc_vtp"}.isdisjoint(methods)
+    for keep in bench.settings.box_keeps:
+        low, high = rows["random", keep]["ci95"]
+        assert low - 0.3 < 1 < high + 0.3
+        ours, centre = rows["diffprune", keep], rows["centre", keep]
+        assert "lead" not in ours
+        assert centre["lead"] == pytest.approx(ours["inside"] - centre["inside"], abs=1e-3)
+        assert ours["lift"] == pytest.approx(ours["inside"] / ours["chance"], abs=1e-3)
+        assert set(rows["cls_attention", keep][SEEDS]["42"]["cuts"]) == {"1", "3"}
+        assert set(centre[SEEDS]["42"]["cuts"]) == {"1"}
+
+
+def test_only_pictures_with_a_small_box_count(bench: Bench) -> None:
+    photos = relevance.small_boxes(bench.photos)
+    assert 2 <= len(photos) <= len(bench.photos) and float(photos.box_shares.max()) < 0.4
+    assert len(photos.seeds) == len(photos)
+    large = bench.photos.__class__(
+        pixels=photos.pixels[:3],
+        labels=photos.labels[:3],
+        boxes=torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 3),
+        seeds=(1, 2, 3),
+    )
+    with pytest.raises(ValueError, match="0 of 3 pictures"):
+        relevance.small_boxes(large)
+
+
+def test_an_oracle_of_the_box_has_the_largest_lift_there_is(bench: Bench) -> None:
+    photos = relevance.small_boxes(bench.photos)
+    inside = inside_box(photos.boxes, 8).double()
+    found = relevance.compare(torch.full((len(photos),), 100.0, dtype=torch.float64), 100 * inside.mean(-1), None)
+    assert found["lift"] == pytest.approx(1 / float(inside.mean()), rel=1e-6) and found["lift_error"] > 0
+
+
+# --- centre -----------------------------------------------------------------------------------------------------------
+
+
+def test_centre_keeps_squares_around_the_middle() -> None:
+    tokens = VisualTokens(x=torch.zeros(1, 36, 1), grid=(6, 6))
+    method = build_method("centre")
+    assert method.select(tokens, torch.tensor([4])).tolist() == [[14, 15, 20, 21]]
+    kept = method.select(tokens, torch.tensor([16]))[0]
+    assert {int(token) // 6 for token in kept} == {1, 2, 3, 4} == {int(token) % 6 for token in kept}
+
+
+def test_centre_without_a_grid_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"centre needs VisualTokens.grid"):
+        build_method("centre").select(VisualTokens(x=torch.zeros(1, 4, 1)), torch.tensor([1]))
+
+
+def test_full_settings_are_those_of_the_paper() -> None:
+    settings = SIZES["full"]
+    assert (settings.batches, settings.pictures, settings.line, settings.draws) == (32, 64, 101, 100_000)
+    assert (settings.shape.side // settings.shape.patch) ** 2 >= 196
+    assert math.isclose(settings.keeps[1] * 256, 28.44, abs_tol=0.01)

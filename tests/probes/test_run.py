@@ -1,0 +1,147 @@
+"""The command: files, resuming, time, mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffprune.cli import main as cli
+from diffprune.probes import run
+from diffprune.probes.bench import SIZES, Bench
+from diffprune.probes.deit import load_deit, save_deit
+from diffprune.probes.store import Cell, Store, interval, mean_and_spread
+from diffprune.results import read_results
+from tests.probes.parquet import write_photos
+
+
+@pytest.fixture
+def probe(capsys):
+    """Runs `diffprune probe`; gives its exit code, stdout and stderr."""
+
+    def run_arguments(*arguments: object) -> tuple[int, str, str]:
+        code = cli._run(["probe", *map(str, arguments), "--device", "cpu", "--size", "tiny"])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run_arguments
+
+
+def test_a_probe_writes_its_results_and_its_figure_and_resumes(probe, tmp_path: Path) -> None:
+    code, out, _ = probe("alignment", "--out", tmp_path, "--seeds", 42, "--json")
+    assert code == 0 and {row["keep"] for row in json.loads(out)} == {0.0556, 0.1111, 0.5}
+    first = read_results(tmp_path / "alignment.json")
+    assert first.seeds == [42] and "trial" in first.notes and (tmp_path / "alignment.png").is_file()
+    backbones = read_results(tmp_path / "probe_backbones.json")
+    assert backbones.rows[0]["backbone"] == "deit-tiny" and backbones.rows[0]["top1"] > 25
+    code, out, err = probe("alignment", "--out", tmp_path, "--seeds", 42)  # nothing is trained again
+    assert code == 0 and "step" not in err and "3 rows" in out
+    code, _, err = probe("alignment", "--out", tmp_path, "--seeds", 42, "--steps", 3)
+    assert code == 1 and "made with other settings" in err and "--fresh" in err
+    assert read_results(tmp_path / "alignment.json") == first
+
+
+def test_bias_needs_no_pictures_and_no_backbone(probe, tmp_path: Path) -> None:
+    code, out, err = probe("bias", "--out", tmp_path, "--figures", tmp_path / "img", "--seeds", 42)
+    assert code == 0, err
+    assert (tmp_path / "img/bias.png").is_file() and not (tmp_path / "probe_backbones.json").exists()
+    rows = {(row["estimator"], row.get("tau")): row for row in read_results(tmp_path / "bias.json").rows}
+    assert rows["diffprune", 1.0]["finite_difference_error"] < 1e-6
+    assert rows["straight_through", 1.0]["relative_bias"] > 0.1 and "straight_through" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["coherance"], "no probe 'coherance'"),
+        (["coherence", "--backbone", "deit-huge"], "deit-tiny, deit-small, deit-base"),
+        (["coherence", "--seeds", "1,2", "--steps", "1"], "2 seeds for 1 steps"),
+        (["coherence", "--seeds", ","], "at least one seed"),
+        (["coherence", "--noise", "pink"], "matched or unit"),
+        (["coherence", "--data", "nowhere"], "nowhere is not there"),
+        (["coherence", "--minutes", "0"], "above 0"),
+        (["coherence", "--weights", "nowhere"], "weights 'nowhere' cannot be loaded"),
+    ],
+)
+def test_a_mistake_is_one_sentence(probe, tmp_path: Path, arguments: list[str], words: str) -> None:
+    code, _, err = probe(*arguments, "--out", tmp_path)
+    assert code != 0 and words in err.splitlines()[-1] and "unexpected" not in err
+
+
+def test_the_full_size_wants_pictures(tmp_path: Path, capsys) -> None:
+    assert cli._run(["probe", "alignment", "--out", str(tmp_path), "--device", "cpu"]) == 1
+    assert "there are no pictures" in capsys.readouterr().err
+
+
+def test_pictures_to_measure_on_may_lie_elsewhere_than_those_to_train_on(tmp_path: Path) -> None:
+    write_photos(tmp_path / "own" / "train-00.parquet", 40)
+    write_photos(tmp_path / "holdout" / "x.parquet", 12, seed=9)
+    settings = SIZES["tiny"]
+    bench = Bench(
+        backbone="deit-tiny", settings=settings, data=str(tmp_path / "holdout"), train_data=str(tmp_path / "own")
+    )
+    assert (len(bench.photos), len(bench.train_photos)) == (12, 40)
+    assert "12 held-out pictures of holdout" in bench.recipe
+    with pytest.raises(ValueError, match=r"nothing to train on.*--train-data"):
+        _ = Bench(backbone="deit-tiny", settings=settings, data=str(tmp_path / "holdout")).train_photos
+    with pytest.raises(ValueError, match="pictures to measure on"):
+        _ = Bench(backbone="deit-tiny", settings=settings, data=str(tmp_path / "own")).photos
+
+
+def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:
+    save_deit(bench.classifier, tmp_path)
+    loaded = load_deit(str(tmp_path), bench.photos.names, "cpu")
+    assert loaded.training == bench.classifier.training
+    for name, value in bench.classifier.model.state_dict().items():
+        assert torch.equal(value, loaded.model.state_dict()[name])
+    other = Bench(backbone="deit-tiny", settings=bench.settings, weights=str(tmp_path))
+    assert other.recipe == bench.recipe
+
+
+def test_weights_that_know_more_classes_are_cut_down_to_those_of_the_pictures(bench: Bench, tmp_path: Path) -> None:
+    save_deit(bench.classifier, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["id2label"] = {str(index): f"colour {3 - index}, shade" for index in range(4)}
+    config["label2id"] = {label: int(index) for index, label in config["id2label"].items()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cut = load_deit(str(tmp_path), ("Colour 0", "colour 2"), "cpu")
+    head = bench.classifier.model.classifier
+    assert torch.equal(cut.model.classifier.weight, head.weight[[3, 1]])
+    with pytest.raises(ValueError, match="'colour 9' of the pictures is none of them"):
+        load_deit(str(tmp_path), ("colour 9",), "cpu")
+
+
+def test_what_would_end_too_late_is_left_for_the_next_run(bench: Bench, tmp_path: Path) -> None:
+    found, is_complete = run.run_probes(["bias"], bench, tmp_path, figures=tmp_path, deadline=0.0)
+    assert not is_complete and found == {"bias": []}
+
+
+def test_a_backbone_that_does_not_fit_is_one_sentence(bench: Bench, tmp_path: Path, monkeypatch) -> None:
+    def fail(bench: Bench, seed: int) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("diffprune.probes.bias.measure", fail)
+    with pytest.raises(ValueError, match=r"does not fit on cpu; give a smaller --batch.*kept"):
+        run.run_probes(["bias"], bench, tmp_path, figures=tmp_path)
+
+
+def test_seeds_of_several_runs_come_together_in_one_file(tmp_path: Path) -> None:
+    def summarise(rows):
+        return [{**row, "n_seeds": len(row["by_seed"])} for row in rows]
+
+    store = Store(path=tmp_path / "x.json", notes="same", summarise=summarise, key_names=("backbone", "keep"))
+    store.add([Cell({"backbone": "a", "keep": 0.5}, 1, {"top1": 1 / 3}), Cell({"backbone": "b", "keep": 0.5}, 1, {})])
+    store.add([Cell({"backbone": "a", "keep": 0.5}, 2, {"top1": 2.0})])
+    assert [row["n_seeds"] for row in store.rows()] == [2, 1]
+    assert store.rows()[0]["by_seed"] == {"1": {"top1": 0.3333333}, "2": {"top1": 2.0}}
+    assert store.is_done("a", 2) and not store.is_done("b", 2)
+    other = Store(path=tmp_path / "x.json", notes="other", summarise=summarise, key_names=("backbone",))
+    with pytest.raises(ValueError, match="other settings"):
+        other.add([])
+
+
+def test_an_interval_holds_both_kinds_of_error() -> None:
+    assert mean_and_spread([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+    assert interval([5.0]) == [5.0, 5.0]
+    low, high = interval([1.0, 3.0], [3.0, 3.0])
+    assert high - low == pytest.approx(2 * 1.96 * (1 + 9) ** 0.5)
