@@ -66,7 +66,7 @@ def test_the_configs_of_scenes_train_what_their_names_say(root):
 
 def test_the_bridge_removes_tokens_and_keeps_kept_ones_exact():
     config = make_config({**MINIMAL, "recipe": "bridge"})
-    assert config.remove_below == 1e-3 and config.method.options == {"kept_exact": True}
+    assert config.remove_below == 1e-3 and config.method.options == {"kept_exact": True, "standardise": True}
     assert make_config({**MINIMAL, "recipe": "bridge", "method": {"name": "gumbel_ste"}}).method.options == {}
     assert make_config(MINIMAL).remove_below == 0.0
 

@@ -252,8 +252,9 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
     """What a recipe sets before the file does.
 
     `paper` has what is printed and nothing else: no warm-up, no clipping, AdamW's weight decay as its library has it,
-    none of our additions to the method. `bridge` leads from throttling to dropping: tokens of negligible weight leave
-    the training sequence, and a kept token is what will be deployed.
+    none of our additions to the method. `bridge` leads from throttling to dropping: logits are standardised, so
+    that the temperature really hardens them, tokens of negligible weight leave the training sequence, and a kept token
+    is what will be deployed.
     """
     ours = isinstance(method, str) and method.startswith("diffprune")
     values: dict[str, Any] = {}
@@ -264,7 +265,7 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
     elif recipe == "bridge":
         values = {"remove_below": 1e-3}
         if ours:
-            values["method"] = {"kept_exact": True}
+            values["method"] = {"kept_exact": True, "standardise": True}
     return values
 
 

@@ -125,8 +125,12 @@ def load_pruned_vlm(
 
 
 def _local(directory: str | Path) -> Path:
-    """The folder itself, or a hub id's files."""
+    """The folder itself, a pruner that comes with the package (`scenes-llava-diffprune`), or a hub id's files."""
+    from diffprune.scenes.reference import ASSETS, SPECS
+
     path = Path(directory)
+    if str(directory) in {f"{base}-diffprune" for base in SPECS} and not path.is_dir():
+        return ASSETS / str(directory)
     if path.is_dir() or str(directory).startswith((".", "/")) or str(directory).count("/") != 1:
         return path
     from huggingface_hub import snapshot_download
