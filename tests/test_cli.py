@@ -157,7 +157,7 @@ def test_report_writes_one_table_per_kind_and_where_it_comes_from(run, results_f
     text = page.read_text()
     assert "## main" in text and "Of drawn pictures." in text
     assert "| method | keep 1.0 | keep 64 | keep 32 |" in text
-    assert "| random |  | 43.33 | 40.00 |" in text  # (50 + 60 + 20) / 3
+    assert "| random | - | 43.33 | 40.00 |" in text  # (50 + 60 + 20) / 3
     assert "| random | 64 | 55.00 | 20.00 |" in text  # colour and shape, mean over seeds
     assert "| random | 70.0 |" in text
     assert "batch 1:" in text and "| fast | 12.50 |" in text

@@ -23,8 +23,17 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     from diffprune.scenes.reference import SPECS, load_reference
 
     if str(name) in SPECS:
+        dtype = kwargs.pop("dtype", torch.float32)
+        if isinstance(dtype, str):
+            dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+        if not set(kwargs) <= {"device_map", "attn_implementation"}:
+            raise ValueError(
+                f"{name} comes with the package and takes a dtype and a device_map, not {', '.join(kwargs)}"
+            )
         reference: Any = load_reference(str(name))
-        return reference[0].to(dtype=kwargs.get("dtype", torch.float32)), reference[1]
+        model = reference[0].to(dtype=dtype)
+        device = kwargs.get("device_map")
+        return model if device in (None, "auto") else model.to(device), reference[1]
     name = hub_id(str(name))
     kwargs.setdefault("attn_implementation", "sdpa")
     loaded: Any = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
@@ -129,8 +138,9 @@ def _local(directory: str | Path) -> Path:
     from diffprune.scenes.reference import ASSETS, SPECS
 
     path = Path(directory)
-    if str(directory) in {f"{base}-diffprune" for base in SPECS} and not path.is_dir():
-        return ASSETS / str(directory)
+    shipped = ASSETS / str(directory)
+    if str(directory) in {f"{base}-diffprune" for base in SPECS} and shipped.is_dir() and not path.is_dir():
+        return shipped
     if path.is_dir() or str(directory).startswith((".", "/")) or str(directory).count("/") != 1:
         return path
     from huggingface_hub import snapshot_download

@@ -141,7 +141,7 @@ class PrunedVLM(nn.Module):
         )
 
     def compile(self, **options: Any) -> Any:  # type: ignore[override]  # the inherited one would compile the loss
-        """Build the fast path (static shapes, on a GPU CUDA graphs), report what it took; `generate` stays the same call.
+        """Build the fast path (static shapes; CUDA graphs on a GPU) and report on it; `generate` stays the same call.
 
         Args:
             options: keep, batch_sizes, text_buckets, image_sizes, max_new_tokens, fuse and more: `fast.FastPath`.

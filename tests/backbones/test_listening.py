@@ -1,15 +1,19 @@
 """Hearing less of a token in training: attention as a product, its gradient, and what a glimpse token may touch."""
 
+import copy
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from diffprune.backbones import decoder
 from diffprune.backbones.decoder import Stream
 from diffprune.backbones.listening import hearing_mask, listen, multiply_at
 from diffprune.methods.base import Card, LayerPruner
+from diffprune.model import PrunedVLM
+from diffprune.train.frozen import recomputing
 from tests import tiny
 from tests.contracts.vlm import pruned
 
@@ -144,3 +148,74 @@ def test_what_follows_each_column_is_its_target_with_padding_on_either_side() ->
     for row, answer in enumerate(("red", "to the left")):
         said = lesson.targets[row][lesson.targets[row] != -100]
         assert said.tolist() == vlm.backbone._answer_ids(answer)
+
+
+def test_a_bias_with_a_gradient_meets_queries_with_one_and_no_kernel_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool, bool]] = []
+    attend = functional.scaled_dot_product_attention
+
+    def watch(query: torch.Tensor, *states: Any, attn_mask: Any = None, **options: Any) -> torch.Tensor:
+        needed = attn_mask is not None and attn_mask.requires_grad
+        seen.append((needed, query.requires_grad, torch.backends.cuda.cudnn_sdp_enabled()))
+        return attend(query, *states, attn_mask=attn_mask, **options)
+
+    for name, options in (("dynamicvit", {}), ("dynamic_llava", {"layer": 1}), ("atp_llava", {})):
+        for again in (False, True):  # and so when the layers run once more
+            vlm = pruned("llava", name, keep=4, **options)
+            batch = vlm.prepare([tiny.picture(1)], ["what?"], ["red"])
+            tokens = vlm.encode(batch)
+            before = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            try:
+                with monkeypatch.context() as patched, recomputing(vlm.backbone, enabled=again):
+                    patched.setattr(functional, "scaled_dot_product_attention", watch)
+                    seen.clear()
+                    vlm.loss(batch, tokens=tokens, tau=1.0).backward()
+                biased = [states for states in seen if states[0]]
+                assert len(biased) >= 2 * (1 + again), name
+                assert all(states == (True, True, False) for states in biased), name
+                assert torch.backends.cuda.cudnn_sdp_enabled()
+            finally:
+                torch.backends.cuda.enable_cudnn_sdp(before)
+            assert all(parameter.grad is None for parameter in vlm.base.parameters())
+
+
+def test_the_gradient_of_what_is_heard_does_not_hang_on_the_tokens_own() -> None:
+    grads = []
+    for learns in (False, True):
+        vlm = pruned("llava")
+        batch = vlm.prepare([tiny.picture(1)], ["what?"], ["red"])
+        tokens = vlm.encode(batch)
+        assert tokens is not None
+        lm = vlm.splice_all(batch, tokens)
+        heard = torch.where(lm.visual, 0.4, 1.0).requires_grad_()
+        embeds = lm.inputs_embeds.detach().requires_grad_(learns)
+        lesson = listen(vlm.backbone, dataclasses.replace(lm, heard=heard, inputs_embeds=embeds))
+        lesson.hidden.square().sum().backward()
+        grads.append(heard.grad)
+    assert grads[0].abs().max() > 0
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-3), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_heard_has_its_gradient_on_a_gpu(dtype: torch.dtype, tolerance: float, again: bool) -> None:
+    grads = []
+    for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
+        model, processor = tiny.build("llava")
+        vlm = PrunedVLM(copy.deepcopy(model).to(device, kind).requires_grad_(False), processor, method="full")
+        batch = vlm.prepare([tiny.picture(1)], ["what?"], ["red"])
+        tokens = vlm.encode(batch)
+        assert tokens is not None
+        lm = vlm.splice_all(batch, tokens)
+        heard = torch.where(lm.visual, 0.4, 1.0).requires_grad_()
+        with recomputing(vlm.backbone, enabled=again):
+            lesson = listen(vlm.backbone, dataclasses.replace(lm, heard=heard))
+            lesson.hidden[:, -1, :4].float().sum().backward()  # not of all: their square mean is 1
+        assert heard.grad is not None
+        grads.append(heard.grad.cpu())
+    scale = grads[0].abs().max().item()
+    assert scale > 0
+    torch.testing.assert_close(grads[1], grads[0], rtol=0.0, atol=tolerance * scale)

@@ -51,6 +51,18 @@ def sayings(caplog: pytest.LogCaptureFixture) -> Any:
     return lambda: [record.message for record in caplog.records if "fast path" in record.message]
 
 
+def test_rows_without_a_prompt_survive_cuts_that_drop_more_than_is_left() -> None:
+    vlm = compiled("qwen2_vl", "fastv", batch_sizes=(2,), image_sizes=[(420, 420)])
+    images = [tiny.picture(1).resize((420, 420))]
+    assert torch.equal(answer(vlm, images, QUESTIONS[0]), reference(vlm, images, QUESTIONS[0]))
+
+
+def test_an_answer_of_no_token_is_refused() -> None:
+    vlm = compiled("llava")
+    with pytest.raises(ValueError, match="max_new_tokens=0 leaves nothing to say"):
+        answer(vlm, [tiny.picture(1)], QUESTIONS[0], max_new_tokens=0)
+
+
 @pytest.mark.parametrize("family", list(SIZES))
 @pytest.mark.parametrize(
     ("method", "fuse"), [("full", True), ("diffprune", True), ("diffprune", False), ("feature_norm", True)]

@@ -172,6 +172,14 @@ def test_a_calibration_reproduces_the_rows_it_was_fitted_to():
     assert plan.as_source(fitted).startswith("Calibration(\n    prefill=Curve(most=")
 
 
+def test_rows_are_foretold_by_all_the_others_where_there_are_enough():
+    rows = rows_from(Calibration(prefill=TRUE, vision=TRUE, host_ms=0.0, source="made"))
+    assert plan.held_out([results_of(rows)], "fast", H200) == pytest.approx([1.0] * 12, abs=0.15)
+    rows[0]["prefill_ms"] *= 2  # which the others know nothing of
+    assert plan.held_out([results_of(rows)], "fast", H200)[0] == pytest.approx(0.5, abs=0.1)
+    assert plan.held_out([results_of(rows[:4])], "fast", H200) == []
+
+
 def test_rows_that_drop_inside_the_language_model_are_left_out():
     rows = rows_from(Calibration(prefill=TRUE, vision=TRUE, host_ms=0.0, source="made"))
     inside = {**rows[0], "method": "pyramiddrop"}

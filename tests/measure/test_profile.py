@@ -128,7 +128,7 @@ def test_the_stock_model_s_first_token_is_its_own(subject):
 def test_both_paths_give_the_same_first_token(subject):
     batch = batch_of(subject)
     vlm = with_method(subject, "diffprune", keep=3, dtype=torch.float32)
-    profile.FastWeights(profile.Settings(**OPTIONS)).compile(vlm)
+    profile.FastWeights(profile.Settings(**OPTIONS)).compile(vlm, batches=[2], texts=[40], decode=True)
     fast, eager = FastProbe(vlm, batch), EagerProbe(vlm, batch)
     assert fast.ttft() == eager.ttft()
     assert fast.num_kept == eager.num_kept == 3 and fast.num_columns > eager.num_columns
@@ -174,10 +174,44 @@ def test_a_method_that_fails_is_a_row_and_the_run_goes_on(monkeypatch):
     assert seen == [2, 3, 4]  # told after each row
 
 
-def test_time_that_is_spent_leaves_rows_that_say_so():
+def test_what_there_was_no_time_for_is_no_row_but_has_a_name():
     settings = profile.Settings(**{**OPTIONS, "seconds": 1e-6}, methods=["full"], paths=["eager"])
+    rows = profile.profile(settings)
+    assert len(rows) == 1 and "path" not in rows[0]
+    assert profile.not_run(settings, rows) == ["qwen2.5-vl-7b, full, 1.0, eager, batch 2, text 40"]
+
+
+def test_what_matters_most_is_measured_first():
+    settings = profile.Settings(**{**OPTIONS, "texts": [40, 100]}, methods=["full", "diffprune", "holov"])
+    order = [(head["method"], head["path"], head["num_text"]) for head in profile.planned(settings)]
+    fast = [(method, "fast", text) for text in (40, 100) for method in ("full", "diffprune", "holov")]
+    late = [(method, "eager", text) for text in (40, 100) for method in ("diffprune", "holov")]
+    assert order == [("full", "eager", 40), ("full", "eager", 100), *fast, *late]
+
+
+def test_without_decoding_the_fast_path_still_gives_first_tokens(subject):
+    settings = profile.Settings(**OPTIONS, methods=["diffprune"], paths=["fast"], decode=False)
     (row,) = profile.profile(settings)[1:]
-    assert "were spent" in row["error"]
+    assert row["ttft_ms"] > 0 and "decode_tok_s" not in row and row["kv_bytes"] == row["kv_bytes_predicted"]
+
+
+def test_each_text_is_compiled_for_its_bucket_alone():
+    assert [profile.text_bucket(size, (64, 128)) for size in (40, 64, 65, 300)] == [64, 64, 128, 128]
+
+
+def test_notes_name_what_is_missing_until_it_is_measured(tmp_path: Path):
+    out = tmp_path / "ttft.json"
+    first, second = (
+        {"backbone": "x", "method": "full", "keep": 1.0, "path": "fast", "batch": 1, "num_text": text}
+        for text in (40, 100)
+    )
+    third = {**second, "method": "holov"}
+    missing = [profile.in_words(second), profile.in_words(third)]
+    profile.save(out, [{**first, "ttft_ms": 1.0}], device="cpu", commit="c", missing=missing)
+    earlier = read_results(out)
+    assert earlier.notes.endswith(f"{profile.NOT_RUN}{missing[0]}; {missing[1]}.")
+    profile.save(out, [{**second, "ttft_ms": 1.0}], device="cpu", commit="c", earlier=earlier)
+    assert read_results(out).notes.endswith(f"{profile.NOT_RUN}{missing[1]}.")
 
 
 def test_kernels_of_a_prefill_are_listed(subject):
@@ -247,7 +281,7 @@ def settings_of(**changed: Any) -> profile.Settings:
     options: dict[str, Any] = dict(
         backbone="llava-1.5-7b", random_weights=True, size="tiny", methods="full", keep="64", text="40,100",
         batch="1,32", paths="eager,fast", image="336x336", dtype="", device="cpu", runs=30, text_buckets="",
-        seconds=60.0, kernels=0,
+        seconds=60.0, decode=True, kernels=0,
     )  # fmt: skip
     return read_settings(**{**options, **changed})
 

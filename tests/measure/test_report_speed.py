@@ -1,6 +1,11 @@
 """Tables of speed rows: methods that were measured under the same conditions stand side by side."""
 
-from diffprune.measure.report import render_tables
+from dataclasses import replace
+
+import pytest
+
+from diffprune.measure.report import refresh_tables, render_tables
+from diffprune.results import Results
 
 ROW = {"backbone": "llava-1.5-7b", "path": "fast", "num_text": 40, "num_visual": 576}
 
@@ -18,9 +23,75 @@ def test_each_batch_and_text_length_is_a_table_of_its_own():
     assert "num_visual" not in page  # the same in all
 
 
-def test_a_row_that_failed_shows_its_error():
-    page = render_tables([{**ROW, "method": "full", "batch": 1, "error": "RuntimeError: no room"}])
-    assert "| full | fast | RuntimeError: no room |" in page
+def test_a_row_that_failed_is_named_with_its_error_under_the_table():
+    good, bad = {**ROW, "method": "full", "batch": 1, "ttft_ms": 20.0}, {**ROW, "method": "holov", "batch": 1}
+    page = render_tables([good, {**bad, "error": "RuntimeError: no room"}])
+    assert "| full | fast | 20.00 |" in page and "| holov" not in page
+    assert "Not in the table: holov, fast (RuntimeError: no room).\n" in page
+    alone = render_tables([{**bad, "error": "RuntimeError: no room"}])
+    assert "|" not in alone and "Not in the table: holov, fast (RuntimeError: no room)." in alone
+
+
+def test_paths_of_a_method_stand_together_however_they_were_run():
+    rows = [
+        {**ROW, "method": method, "path": path, "batch": 1, "ttft_ms": ms}
+        for method, path, ms in (
+            ("full", "eager", 4.0),
+            ("full", "fast", 3.0),
+            ("holov", "fast", 1.0),
+            ("holov", "eager", 2.0),
+        )
+    ]
+    lines = [line for line in render_tables(rows).splitlines() if line.startswith(("| full", "| holov"))]
+    assert lines == ["| full | eager | 4 |", "| full | fast | 3 |", "| holov | eager | 2 |", "| holov | fast | 1 |"]
+
+
+def test_selection_without_a_number_is_a_dash_with_its_reason():
+    row = {"num_visual": 576, "num_kept": 64, "calls": 30}
+    rows = [
+        {**row, "method": "holov", "batch": 1, "pruner_ms": 1.0, "graph_ms": 0.5},
+        {**row, "method": "holov", "batch": 8, "pruner_ms": 2.0, "graph_ms": 0.6},
+        {**row, "method": "prunesid", "batch": 1, "pruner_ms": 3.0, "graph_ms": None},
+        {**row, "method": "prunesid", "batch": 8, "calls": 0, "skipped": "no time was left"},
+        {**row, "method": "holov", "batch": 32, "calls": 0, "skipped": "no time was left"},
+        {**row, "method": "prunesid", "batch": 32, "calls": 0, "skipped": "no time was left"},
+    ]
+    launched, replayed = render_tables(rows).split("Replayed as a CUDA graph:")
+    assert "| prunesid | 3 | - (1) |" in launched and "(1) no time was left." in launched
+    assert "Not in the table: 64 of 576, batch 32 (no time was left)." in launched
+    assert "| prunesid" not in replayed and "Not in the table: prunesid (no CUDA graph can be made of it)." in replayed
+
+
+def test_many_columns_leave_out_what_is_the_same_and_stand_on_their_side():
+    row: dict[str, object] = {"backbone": "a", "same": 7} | {f"key_{index}": index for index in range(12)}
+    page = render_tables([row, {"backbone": "b", "same": 7} | {f"key_{index}": index + 1 for index in range(12)}])
+    assert "The same in all rows: same 7." in page
+    assert "|  | a | b |" in page and "| key_3 | 3 | 4 |" in page
+
+
+def test_a_readme_block_can_be_short():
+    rows = [
+        {**ROW, "method": "full", "path": "eager", "batch": 1, "ttft_ms": 30.0, "encode_ms": 9.0},
+        {**ROW, "method": "diffprune", "batch": 1, "ttft_ms": 6.0, "encode_ms": 1.0},
+        {**ROW, "method": "diffprune", "batch": 32, "ttft_ms": 99.0},
+    ]
+    results = Results(
+        name="ttft",
+        command="",
+        commit="c",
+        date="2026-01-01",
+        device="card",
+        versions={},
+        seeds=[],
+        rows=rows,
+        notes="",
+    )
+    text = "<!-- results: ttft, short -->\nold\n<!-- end of results -->"
+    page = refresh_tables(text, {"ttft": results})
+    assert page.startswith("<!-- results: ttft, short -->\n") and page.endswith("\n<!-- end of results -->")
+    assert "| diffprune | fast | 6 | 5 |" in page and "old" not in page and "99" not in page and "encode" not in page
+    with pytest.raises(ValueError, match="times to the first token, which 'ttft' does not have"):
+        refresh_tables(text, {"ttft": replace(results, rows=[])})
 
 
 def test_speed_rows_without_a_model_still_make_a_table():

@@ -25,6 +25,21 @@ def test_every_method_before_the_language_model_has_a_row_for_every_shape(tmp_pa
     assert "diffprune" in capsys.readouterr().out
 
 
+def test_quick_methods_have_all_shapes_before_a_slow_one_has_any():
+    rows = selection.Run(TINY, "cpu", 0.0, lambda rows: None).run()
+    quick = [row["method"] in selection.QUICK for row in rows]
+    assert quick == sorted(quick, reverse=True) and 0 < sum(quick) < len(quick)
+    for method in {row["method"] for row in rows}:
+        assert [row["num_visual"] for row in rows if row["method"] == method] == [24, 48]
+
+
+def test_a_method_has_about_a_second_at_a_shape(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(selection.time, "monotonic", lambda: 0.3 * next(clock))
+    monkeypatch.setattr(selection, "time_ms", lambda call, device: 300.0)
+    assert selection.measure(lambda: None, "cpu", seconds=1.0) == {"pruner_ms": 300.0, "calls": 4}
+
+
 def test_what_there_is_no_time_for_is_a_row_that_says_so(tmp_path):
     out = tmp_path / "selection_time.json"
     selection.main(["--size", "tiny", "--out", str(out), "--seconds", "0", "--commit", "abc"])

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from diffprune.measure.timing import waiting_refused
 from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
@@ -93,9 +94,5 @@ def test_nothing_waits_for_the_device(name: str) -> None:
     method, tokens = make_method(name).cuda(), on_cuda(without_mask(make_tokens((12, 12))))
     with torch.inference_mode():
         method.select(tokens, 5)  # tables that are kept are made once
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_refused():
             method.select(tokens, 5)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")

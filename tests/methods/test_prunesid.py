@@ -190,3 +190,16 @@ def test_native_needs_room_for_cls_and_a_group() -> None:
 def test_an_option_with_a_wrong_value_is_refused_by_name(option: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{option}={value!r}"):
         build_method("prunesid", **{option: value})
+
+
+def test_a_picture_keeps_the_same_beside_one_with_another_budget() -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, attention = torch.randn(2, 300, 200, generator=generator), torch.rand(2, 300, generator=generator)
+    mask = torch.arange(300) < torch.tensor([300, 220])[:, None]
+    both = VisualTokens(x=x, mask=mask, cls_attention=attention.masked_fill(~mask, 0.0))
+    k = torch.tensor([72, 64])
+    together = prunesid().select(both, k)
+    for row, count in enumerate((300, 220)):
+        alone = VisualTokens(x=x[row : row + 1, :count], cls_attention=attention[row : row + 1, :count])
+        assert kept(prunesid().select(alone, k[row : row + 1]))[0] == [i for i in together[row].tolist() if i >= 0]
+        assert kept(prunesid().select(alone, int(k[row])))[0] == kept(prunesid().select(alone, k[row : row + 1]))[0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffprune.measure.timing import waiting_refused
 from diffprune.ops import RESPONSES, gumbel_topk, hard_mask, hard_topk, soft_topk, vp_noise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -42,9 +43,7 @@ def test_nothing_waits_for_the_device():
     logits.requires_grad_()
     x = torch.randn(6, 300, 8, device="cuda")
     generator = torch.Generator("cuda").manual_seed(0)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_refused():
         for response in RESPONSES:
             weights, z = soft_topk(logits, k, tau=0.5, mask=mask, response=response, return_z=True)
             out = vp_noise(x, z, response=response, generator=generator)
@@ -52,5 +51,3 @@ def test_nothing_waits_for_the_device():
         gumbel_topk(logits, k, tau=0.5, mask=mask, generator=generator)
         hard_mask(logits, k, mask)
         hard_topk(logits, 3)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

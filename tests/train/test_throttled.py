@@ -45,6 +45,13 @@ def test_a_pruner_without_its_run_has_no_throttler(trained: Path, tmp_path: Path
         load_throttled(tmp_path, vlm.method)
 
 
+def test_a_method_that_hides_tokens_from_attention_is_refused(trained: Path) -> None:
+    vlm = PrunedVLM.from_pretrained(trained)
+    hidden = vlm.with_method("dynamicvit").method
+    with pytest.raises(ValueError, match="'dynamicvit' hides tokens from attention in training"):
+        load_throttled(trained, hidden)
+
+
 def test_a_pruner_of_other_weights_is_not_taken_for_the_run_s(trained: Path) -> None:
     assert (trained / WEIGHTS_FILE).is_file()
     vlm = PrunedVLM.from_pretrained(trained)

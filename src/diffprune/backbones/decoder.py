@@ -169,8 +169,10 @@ def answer_states(
     hidden, cache = prefill(backbone, replace(lm, attention_mask=lm.attention_mask * ~answered, labels=None), method, k)
     order, real = real_first(answered)
     words = lm.inputs_embeds.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
-    behind = extend(backbone, words[:, :-1], cache)
-    return torch.cat([hidden[:, None], behind], dim=1), torch.where(real, lm.labels.gather(1, order), IGNORE)
+    states = [hidden[:, None]]
+    if words.shape[1] > 1:
+        states.append(extend(backbone, words[:, :-1], cache))
+    return torch.cat(states, dim=1), torch.where(real, lm.labels.gather(1, order), IGNORE)
 
 
 # The parts of a prefill ----------------------------------------------------------------------------------------------

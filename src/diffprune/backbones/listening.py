@@ -6,7 +6,7 @@ than 1e-6: the gradient in h, exp(logit) / sum, is then that of the product also
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -98,7 +98,7 @@ def listen(
         if isinstance(chosen, Route):
             stream = pass_some(decoder, index, stream, state.visual, chosen, None)
         else:
-            hidden = run_layer(decoder, index, entered, stream.positions, tables, mask, None)
+            hidden = run_hearing(decoder, index, entered, stream.positions, tables, mask)
             stream = replace(stream, hidden=add_after(stream, index, hidden))
     nexts = functional.pad(lm.labels[:, 1:], (0, 1), value=IGNORE)  # what follows each column of `lm`
     silent = ~stream.valid if stream.glimpse is None else ~stream.valid | stream.glimpse
@@ -124,6 +124,41 @@ def hearing_mask(
     bias = (LEAST + (1 - LEAST) * heard).log()[:, None, None].to(stream.hidden.dtype)  # [B, 1, 1, T]
     itself = torch.eye(width, dtype=torch.bool, device=heard.device)
     return additive((allowed & stream.valid[:, None])[:, None], stream.hidden) + bias.masked_fill(itself, 0.0)
+
+
+def run_hearing(
+    decoder: Any,
+    index: int,
+    hidden: Float[Tensor, "B T L"],
+    positions: Int[Tensor, "*R B T"],
+    tables: tuple[Tensor, Tensor],
+    mask: Float[Tensor, "B 1 T T"] | None,
+) -> Float[Tensor, "B T L"]:
+    """One layer under such a mask, by an attention kernel that has a gradient for it."""
+    if mask is None or not mask.requires_grad:
+        return run_layer(decoder, index, hidden, positions, tables, mask, None)
+    # On a GPU, SDPA's memory-efficient kernel keeps what the gradient of a bias is made of (the log-sum-exp of each
+    # row) only where queries, keys or values need a gradient too, and of a frozen model on frozen tokens none does:
+    # its backward pass then fails. cuDNN's kernel, the first choice on some GPUs, has no gradient for a bias at all.
+    if not hidden.requires_grad:
+        hidden = hidden.detach().requires_grad_()
+    with CudnnAttention(enabled=False):
+        return run_layer(decoder, index, hidden, positions, tables, mask, None)
+
+
+class CudnnAttention:
+    """Inside, SDPA may or may not use cuDNN's kernel; behind it, all is as before. Can be entered again."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self.before.append(torch.backends.cuda.cudnn_sdp_enabled())
+        torch.backends.cuda.enable_cudnn_sdp(self.enabled)
+
+    def __exit__(self, *error: object) -> None:
+        torch.backends.cuda.enable_cudnn_sdp(self.before.pop())
 
 
 def multiply_at(

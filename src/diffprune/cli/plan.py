@@ -55,7 +55,13 @@ def command(
     if calibrate:
         found = [read_results(file) for file in calibrate]
         calibration = planned.calibrate(found, path, card)
-        checked = [row for results in found for row in planned.compare(results, calibration, card, path)]
+        checked = [
+            row
+            for results in found
+            for row in planned.compare(results, calibration, planned.card_of([results], card), path)
+        ]
+        for row, ratio in zip(checked, planned.held_out(found, path, card), strict=False):  # none where rows are few
+            row["held_out"] = ratio
     rows = planned.plan(
         backbone,
         card,

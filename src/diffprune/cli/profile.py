@@ -33,6 +33,9 @@ def command(
     runs: Annotated[int, typer.Option(min=1, help="Timed calls of each stage; the median counts.")] = 30,
     text_buckets: Annotated[str, typer.Option(help="Of the fast path; empty takes its own.")] = "",
     seconds: Annotated[float, typer.Option(min=1, help="Time for the whole run; the rest is left out.")] = 3600.0,
+    decode: Annotated[
+        bool, typer.Option("--decode/--no-decode", help="Time decoding too; without, the fast path warms up sooner.")
+    ] = True,
     kernels: Annotated[int, typer.Option(min=0, help="List so many of the slowest kernels of each prefill.")] = 0,
     throughput: Annotated[
         bool, typer.Option("--throughput", help="Instead, a closed loop of requests through the fast path.")
@@ -75,6 +78,7 @@ def command(
         runs=runs,
         text_buckets=text_buckets,
         seconds=seconds,
+        decode=decode,
         kernels=kernels,
     )
     for path in (out, figure):
@@ -88,7 +92,15 @@ def command(
 
     def report(rows: list[dict[str, Any]]) -> None:
         if out is not None:
-            measured.save(out, rows, device=settings.device, commit=commit, notes=notes, earlier=earlier)
+            measured.save(
+                out,
+                rows,
+                device=settings.device,
+                commit=commit,
+                notes=notes,
+                missing=measured.not_run(settings, rows),
+                earlier=earlier,
+            )
         if not as_json:
             typer.echo(measured.one_line(rows[-1]), err=True)
 
@@ -100,6 +112,11 @@ def command(
         print_json(rows)
     else:
         print_table([row for row in rows if "path" in row and "error" not in row], columns)
+    missing = measured.not_run(settings, rows)
+    if missing:
+        typer.echo(f"{measured.NOT_RUN}{'; '.join(missing)}.", err=True)
+    if not any("path" in row for row in rows):
+        raise ValueError(f"no row could be measured in {seconds:g} s; give more with --seconds")
     failed = [row for row in rows if "error" in row]
     if failed and len(failed) == sum("path" in row for row in rows):
         raise ValueError(f"no row could be measured; the first says: {failed[0]['error']}")
@@ -121,6 +138,7 @@ def read_settings(
     runs: int,
     text_buckets: str,
     seconds: float,
+    decode: bool,
     kernels: int,
 ) -> Settings:
     """The options as settings, each checked before anything is built."""
@@ -156,6 +174,7 @@ def read_settings(
         runs=runs,
         text_buckets=_numbers(text_buckets, "text-buckets") if text_buckets else (),
         seconds=seconds,
+        decode=decode,
         kernels=kernels,
     )
 

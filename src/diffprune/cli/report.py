@@ -17,7 +17,8 @@ def command(
 ) -> None:
     """Make the tables from the results files; no number is typed by hand.
 
-    A README's tables stand between the lines `<!-- results: NAME -->` and `<!-- end of results -->`.
+    A README's tables stand between the lines `<!-- results: NAME -->` and `<!-- end of results -->`;
+    `<!-- results: NAME, short -->` gives one small table of the times to the first token.
 
     \b
     Examples:

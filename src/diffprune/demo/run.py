@@ -26,7 +26,9 @@ from diffprune.scenes.tasks import TASKS
 from diffprune.train.captions import train_on_captions
 from diffprune.types import Budget
 
-LEARNED = ("diffprune", "gumbel_ste")
+# What is trained, with its options; DiffPrune's are those of `recipe: bridge`.
+LEARNED: dict[str, dict[str, Any]] = {"diffprune": {"standardise": True, "kept_exact": True}, "gumbel_ste": {}}
+REMOVE_BELOW = {"diffprune": 1e-3, "gumbel_ste": 0.0}
 OTHERS = ("cls_attention", "uniform_grid", "random")
 LARGER = "scenes-llava"  # shown where a pruner trained for it lies beside its weights
 LARGER_PICTURES = 4
@@ -54,15 +56,16 @@ def run_demo(out: Path, settings: Settings, progress: Progress) -> Story:
 
     trained: dict[str, PrunedVLM] = {}
     losses: dict[str, list[float]] = {}
-    for name in LEARNED:
+    for name, options in LEARNED.items():
         torch.manual_seed(settings.seed)  # both scorers start from the same weights
-        pruned = PrunedVLM(base, processor, method=name, keep=BUDGETS[1])
+        pruned = PrunedVLM(base, processor, method=name, keep=BUDGETS[1], **options)
         losses[name] = train_on_captions(
             pruned,
             steps=settings.steps,
             seconds=settings.seconds,
             batch_size=settings.batch_size,
             budgets=TRAINED_BUDGETS,
+            remove_below=REMOVE_BELOW[name],
             seed=settings.seed,
             on_step=lambda done, _, stage=f"train {name}": progress(stage, int(99 * done), 100),
         )

@@ -7,7 +7,7 @@ from diffprune.demo.examples import Example
 
 MODEL = "scenes-nano"
 BUDGETS = (32, 16, 8)  # of 144 tokens: 22, 11 and 6 %
-TRAINED_BUDGETS = (4, 32)  # K is drawn from all of these: one scorer for every budget
+TRAINED_BUDGETS = (3, 16)  # K is drawn from all of these: one scorer for every budget, larger ones included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,8 +209,9 @@ class FastPath:
             )
             with self._timed("prefill"):
                 bucket.prefill.warm_up(self.pool)
-            with self._timed("decode"):
-                bucket.decode.warm_up(self.pool)
+            if self.max_new_tokens > 1:  # the first token is prefill's
+                with self._timed("decode"):
+                    bucket.decode.warm_up(self.pool)
             self.buckets.append(bucket)
         self.pictures: dict[tuple[int, ...], Picture] = {}
         self.choosers: dict[tuple[int, ...], Chooser] = {}
@@ -427,6 +428,8 @@ class FastPath:
         positions = positions if positions.ndim == 3 else positions[None]  # [R, B, T]
         axes = len(positions)
         staging.zero_()
+        if bucket.cuts is not None:
+            staging[run.rows :, -1] = bucket.cuts.num_visual  # unused rows drop visual tokens before their last too
         staging[:, :length] = self.backbone.pad_id
         for row in range(run.rows):
             real = run.ids[row][run.mask[row]]
@@ -487,6 +490,7 @@ class FastPath:
             run.chosen = self.vlm.rule.select(tokens, counts)
         assert run.chosen is not None
         if chooser is None or run.splicer is None:
+            run.chooser = None
             return
         if run.chosen.shape[1] != chooser.keep.shape[1] or bool((run.chosen < 0).any()):
             run.chooser = run.splicer = None  # fewer or more than K: spliced as the reference path does
@@ -517,11 +521,7 @@ class FastPath:
         order, valid = real_first(lm.attention_mask.bool())
         rows, width = order.shape
         size = next(size for size in self.batch_sizes if size >= rows)
-        fitting = [
-            bucket
-            for bucket in self.buckets
-            if bucket.batch == size and bucket.length >= width and (bucket.cuts is None or not bool(lm.visual.any()))
-        ]
+        fitting = [bucket for bucket in self.buckets if bucket.batch == size and bucket.length >= width]
         if not fitting:
             longest = max(bucket.length for bucket in self.buckets if bucket.batch == size)
             raise Unfit(f"the prompt is longer than the {longest} columns compiled for")
@@ -583,6 +583,8 @@ class FastPath:
         The next step is launched before the last token is looked at, so the device never waits for the host; a step
         past the end is thrown away.
         """
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens} leaves nothing to say; give 1 or more")
         if max_new_tokens > self.max_new_tokens:
             raise Unfit(f"the answer may be longer than the {self.max_new_tokens} tokens compiled for")
         run = self.start(batch, keep=keep)

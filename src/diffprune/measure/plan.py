@@ -26,7 +26,7 @@ from diffprune.measure.flops import (
     scorer_flops,
 )
 from diffprune.measure.gpus import Gpu, find_gpu, gpu_of_device
-from diffprune.measure.roofline import Calibration, Curve, Work, fit_curve
+from diffprune.measure.roofline import FEWEST_POINTS, Calibration, Curve, Work, fit_curve
 from diffprune.measure.shapes import SHAPES, build
 from diffprune.methods.base import LayerPruner
 from diffprune.nn import BlockSpec
@@ -35,13 +35,14 @@ from diffprune.results import Results
 from diffprune.types import Budget
 
 ASSUMED = "assumed, not fitted to any measurement; --calibrate RESULTS fits them"
-# Set by hand and fitted to nothing: replace them by what `diffprune plan --calibrate` prints.
+# What `diffprune plan --calibrate` prints; docs/profile.md says what the rows behind it can fix. The eager rows that
+# were measured contradict each other (launching from Python is not steady), so no curve was fitted to them.
 CALIBRATIONS: dict[str, Calibration] = {
     "fast": Calibration(
-        prefill=Curve(most=0.75, half=40.0, bandwidth=0.90, launch_us=40.0),
-        vision=Curve(most=0.60, half=200.0, bandwidth=0.90, launch_us=40.0),
-        host_ms=0.3,
-        source=ASSUMED,
+        prefill=Curve(most=0.608, half=21.7, bandwidth=0.805, launch_us=46.0),
+        vision=Curve(most=0.496, half=496.0, bandwidth=0.4, launch_us=5.05),
+        host_ms=0.344,
+        source="fitted to 5 measured rows, NVIDIA H200",
     ),
     "eager": Calibration(
         prefill=Curve(most=0.75, half=40.0, bandwidth=0.90, launch_us=700.0),
@@ -293,39 +294,59 @@ def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
     ]
 
 
+def card_of(found: Sequence[Results], fallback: Gpu | None = None) -> Gpu:
+    """The one card that results were measured on: what they name, or the fallback where that is no known card."""
+    names = {gpu_of_device(results.device) for results in found}
+    if len(names) == 1 and None not in names:
+        return find_gpu(names.pop())
+    if len(names) > 1 or fallback is None:
+        raise ValueError(
+            f"the results are of {', '.join(results.device for results in found)}, which is not one known card; "
+            "name it with --gpu"
+        )
+    return fallback
+
+
 def calibrate(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> Calibration:
-    """Curves fitted to what `diffprune profile` measured on one card."""
+    """Curves fitted to what `diffprune profile` measured on one card; `gpu` is it where the results name none known."""
     rows = [row for results in found for row in measured_rows(results, path)]
-    if gpu is None:
-        names = {gpu_of_device(results.device) for results in found}
-        if len(names) != 1 or None in names:
-            raise ValueError(
-                f"the results are of {', '.join(results.device for results in found)}, which is not one known card; "
-                "name it with --gpu"
-            )
-        gpu = find_gpu(names.pop())
-    prefill, vision = [], []
-    for row in rows:
-        model = describe(row["backbone"])
-        prefill.append((prefill_work(model, row["num_columns"], row["batch"]), row["prefill_ms"]))
-        if row["method"] in ("full", "diffprune"):  # others ask the tower for more than features
-            vision.append((vision_work(model, row["num_visual"], row["batch"]), row["encode_ms"]))
+    gpu = card_of(found, gpu)
+    vision = [
+        (vision_work(describe(row["backbone"]), row["num_visual"], row["batch"]), row["encode_ms"])
+        for row in rows
+        if row["method"] in ("full", "diffprune")  # others ask the tower for more than features
+    ]
     stages = ("encode_ms", "pruner_ms", "splice_ms", "prefill_ms")
     rests = [max(0.0, row["ttft_ms"] - sum(row.get(key, 0.0) for key in stages)) for row in rows if row["batch"] == 1]
     return Calibration(
-        prefill=fit_curve(prefill, gpu),
+        prefill=fit_curve([measured_prefill(row) for row in rows], gpu),
         vision=fit_curve(vision, gpu),
         host_ms=statistics.median(rests) if rests else 0.0,
         source=f"fitted to {len(rows)} measured rows, {', '.join(dict.fromkeys(item.device for item in found))}",
     )
 
 
+def measured_prefill(row: dict[str, Any]) -> tuple[Work, float]:
+    """What the language model did in a measured row, and its milliseconds."""
+    return prefill_work(describe(row["backbone"]), row["num_columns"], row["batch"]), row["prefill_ms"]
+
+
+def held_out(found: Sequence[Results], path: str, gpu: Gpu) -> list[float]:
+    """Predicted over measured prefill of each row by a curve fitted to the others; nothing where these are too few."""
+    points = [measured_prefill(row) for results in found for row in measured_rows(results, path)]
+    if len(points) <= FEWEST_POINTS:
+        return []
+    return [
+        fit_curve([*points[:index], *points[index + 1 :]], gpu).ms(work, gpu) / ms
+        for index, (work, ms) in enumerate(points)
+    ]
+
+
 def compare(results: Results, calibration: Calibration, gpu: Gpu, path: str) -> list[dict[str, Any]]:
     """Predicted beside measured prefill, one row for each row measured."""
     compared = []
     for row in measured_rows(results, path):
-        work = prefill_work(describe(row["backbone"]), row["num_columns"], row["batch"])
-        predicted = calibration.prefill.ms(work, gpu)
+        predicted = calibration.prefill.ms(measured_prefill(row)[0], gpu)
         keys = ("backbone", "method", "path", "batch", "num_text", "num_kept", "prefill_ms")
         compared.append(
             {

@@ -16,6 +16,7 @@ import torch
 
 from diffprune.backbones.base import Batch
 from diffprune.measure.flops import decoder_weights, encoder_flops, kv_bytes, prefill_flops
+from diffprune.measure.plan import TEXT_BUCKETS
 from diffprune.measure.probes import EagerProbe, FastProbe, Probe, load_subject, make_batch, with_method
 from diffprune.measure.timing import (
     RUNS,
@@ -41,8 +42,9 @@ NOTES = (
 )
 DECODE_STEPS = 16
 DECODE_WARM_UP = 3
-STAGE_SECONDS = 4.0  # for the timed calls of one stage, where all of them would take longer (large batches)
+STAGE_SECONDS = 2.5  # for the timed calls of one stage, where all of them would take longer (large batches)
 STAGES = ("encode", "pruner", "splice", "prefill")
+NOT_RUN = "Not run for want of time: "
 COLUMNS = (
     "method", "path", "batch", "num_text", "num_kept", "tflops", "encode_ms", "pruner_ms", "splice_ms", "prefill_ms",
     "ttft_ms", "decode_tok_s", "peak_gb", "kv_bytes", "ratio_to_floor",
@@ -60,10 +62,12 @@ class Settings:
         random_weights: Build the preset's real size on the device instead of loading it.
         tiny: With random weights, the small model of the same kind.
         methods, keeps, texts, batches, paths: Every combination is one row; `full` is run once whatever the budget.
+            Texts come in the order given, so that every method has the first before any has the second.
         image: (width, height) of the picture.
         runs: Timed calls of each stage.
         text_buckets: Of the fast path; its own where empty.
-        seconds: Time for all of it; what does not fit gets a row that says so.
+        seconds: Time for all of it; what does not fit is left out, and `not_run` names it.
+        decode: Time decoding too; without, the fast path compiles no decoding step, which saves half of its warm-up.
         kernels: Slowest kernels of a prefill to list in each row.
     """
 
@@ -81,6 +85,7 @@ class Settings:
     runs: int = RUNS
     text_buckets: Sequence[int] = ()
     seconds: float = float("inf")
+    decode: bool = True
     kernels: int = 0
 
 
@@ -100,7 +105,7 @@ class Hardware:
 
 
 def profile(settings: Settings, report: Report = lambda rows: None) -> list[dict[str, Any]]:
-    """All rows: the device, the model, then one per method, budget, path, batch and text length.
+    """All rows: the device, the model, then one per method, budget, path, batch and text length, as far as time allows.
 
     `report` is given all rows so far after each one, so that a run cut short leaves what it has.
     """
@@ -121,13 +126,51 @@ def profile(settings: Settings, report: Report = lambda rows: None) -> list[dict
     }
     rows: list[dict[str, Any]] = [model_row(settings, subject, hardware)]
     weights = FastWeights(settings)
-    for method, keep in cases(settings):
-        for path in settings.paths:
-            for row in measure_method(settings, subject, method, keep, path, batches, hardware, weights, deadline):
-                rows.append(row)
-                report(rows)
-            release(settings.device)
+    for head in planned(settings):
+        if time.monotonic() > deadline:
+            break
+        if head["path"] == "eager":
+            weights.drop()
+        batch = batches[head["batch"], head["num_text"]]
+        rows.append(head | measure_method(settings, subject, head, batch, hardware, weights))
+        report(rows)
+        release(settings.device)
     return rows
+
+
+def planned(settings: Settings) -> list[dict[str, Any]]:
+    """What each row is about, what matters most first, for runs whose time is short.
+
+    The stock model is what all is compared with, and is measured before the fast path has memory of its own. The fast
+    path of every method follows, and last the methods on the eager path.
+    """
+    heads = [
+        {
+            "method": method,
+            "keep": keep,
+            "backbone": settings.backbone,
+            "path": path,
+            "batch": batch,
+            "num_text": num_text,
+        }
+        for batch in settings.batches
+        for num_text in settings.texts
+        for method, keep in cases(settings)
+        for path in settings.paths
+    ]
+
+    def turn(head: dict[str, Any]) -> int:
+        if head["path"] == "fast":
+            return 1
+        return 0 if head["method"] == "full" else 2
+
+    return sorted(heads, key=turn)
+
+
+def not_run(settings: Settings, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the settings ask for and no row has, in words."""
+    done = {row_key(row) for row in rows}
+    return [in_words(head) for head in planned(settings) if row_key(head) not in done]
 
 
 def cases(settings: Settings) -> Iterator[tuple[str, int | float]]:
@@ -161,39 +204,22 @@ def read_bytes(vlm: PrunedVLM) -> int:
 def measure_method(
     settings: Settings,
     subject: PrunedVLM,
-    method: str,
-    keep: int | float,
-    path: str,
-    batches: dict[tuple[int, int], Batch],
+    head: Mapping[str, Any],
+    batch: Batch,
     hardware: Hardware,
     weights: "FastWeights",
-    deadline: float,
-) -> Iterator[dict[str, Any]]:
-    """Rows of one method on one path; what fails is a row that says why, and the rest goes on."""
-    head = {"method": method, "keep": keep, "backbone": settings.backbone, "path": path}
-    pending = [{**head, "batch": batch, "num_text": text} for batch, text in batches]
-    if time.monotonic() > deadline:
-        yield from ({**row, "error": f"not run: the {settings.seconds:g} s for all were spent"} for row in pending)
-        return
-    compiled: dict[str, Any] = {}
+) -> dict[str, Any]:
+    """What is measured of one row; where that fails, the reason."""
     try:
-        vlm = with_method(subject, method, keep=keep, dtype=settings.dtype)
-        if path == "fast":
+        vlm = with_method(subject, head["method"], keep=head["keep"], dtype=settings.dtype)
+        compiled: dict[str, Any] = {}
+        if head["path"] == "fast":
             start = time.perf_counter()
-            weights.compile(vlm)
+            weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], decode=settings.decode)
             compiled = {"compile_s": time.perf_counter() - start}
+        return measure(settings, vlm, batch, head["path"], hardware) | compiled
     except Exception as error:
-        yield from ({**row, "error": first_line(error)} for row in pending)
-        return
-    for row, batch in zip(pending, batches.values(), strict=True):
-        if time.monotonic() > deadline:
-            yield {**row, "error": f"not run: the {settings.seconds:g} s for all were spent"}
-            continue
-        try:
-            yield {**row, **measure(settings, vlm, batch, path, hardware), **compiled}
-        except Exception as error:
-            yield {**row, "error": first_line(error)}
-        release(settings.device)
+        return {"error": first_line(error)}
 
 
 class FastWeights:
@@ -203,22 +229,35 @@ class FastWeights:
         self.settings = settings
         self.first: Any = None
 
-    def compile(self, vlm: PrunedVLM) -> None:
-        """The fast path of this method for the shapes that are measured."""
+    def compile(self, vlm: PrunedVLM, *, batches: Sequence[int], texts: Sequence[int], decode: bool) -> None:
+        """The fast path of this method for these shapes alone: each shape more is compiled on its own, for seconds."""
         settings = self.settings
-        options: dict[str, Any] = {"text_buckets": tuple(settings.text_buckets)} if settings.text_buckets else {}
+        options: dict[str, Any] = {}
         if self.first is not None:
             forget_graphs(self.first)
             options["share"] = self.first
         vlm.compile(
             keep=vlm.budget.keep,
-            batch_sizes=tuple(settings.batches),
+            batch_sizes=tuple(batches),
+            text_buckets=tuple({text_bucket(text, settings.text_buckets or TEXT_BUCKETS) for text in texts}),
             image_sizes=(settings.image,),
-            max_new_tokens=DECODE_WARM_UP + DECODE_STEPS + 2,
+            max_new_tokens=DECODE_WARM_UP + DECODE_STEPS + 2 if decode else 1,
             **options,
         )
         if self.first is None:
             self.first = vlm.fast
+
+    def drop(self) -> None:
+        """Free the weights, so that what is measured next does not have them in its memory."""
+        if self.first is not None:
+            forget_graphs(self.first)
+            self.first = None
+            release(self.settings.device)
+
+
+def text_bucket(num_text: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds the text; the largest where none does, which then says so itself."""
+    return min((size for size in buckets if size >= num_text), default=max(buckets))
 
 
 def forget_graphs(fast: Any) -> None:
@@ -260,7 +299,6 @@ def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardwar
     timed["ttft"] = times_ms(probe.ttft, device, timer=wall_ms, **options)
     ttft = statistics.median(timed["ttft"])
     memory = peak_memory(device)
-    step_ms = decode_ms(probe, device)
     num_prompts = len(batch.features["input_ids"])
     flops = prefill_flops(text, probe.layers)
     floor = hardware.floor_ms(read_bytes(vlm), num_prompts * flops)
@@ -271,7 +309,6 @@ def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardwar
         "num_columns": probe.num_columns,
         **{f"{name}_ms": times[name] for name in STAGES if name in times},
         "ttft_ms": ttft,
-        "decode_tok_s": num_prompts / step_ms * 1e3,
         "tflops": flops / 1e12,
         **memory,
         "kv_bytes": probe.kv_bytes(),
@@ -279,10 +316,13 @@ def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardwar
         "floor_ms": floor,
         "ratio_to_floor": times["prefill"] / floor,
         "ttft_ratio_to_floor": ttft / (floor + hardware.floor_ms(vision_bytes(vlm), vision)),
-        "decode_ratio_to_floor": step_ms / hardware.floor_ms(read_bytes(vlm), 0),
         "prompts_s": num_prompts / times["prefill"] * 1e3,
         "runs": min(map(len, timed.values())),
     }
+    if settings.decode:
+        step_ms = decode_ms(probe, device)
+        row["decode_tok_s"] = num_prompts / step_ms * 1e3
+        row["decode_ratio_to_floor"] = step_ms / hardware.floor_ms(read_bytes(vlm), 0)
     if probe.graphs is not None:
         row["graphs"] = probe.graphs
     if settings.kernels:
@@ -355,15 +395,26 @@ def save(
     device: str,
     commit: str | None,
     notes: str = NOTES,
+    missing: Sequence[str] = (),
     earlier: Results | None = None,
 ) -> None:
-    """The results file, in one step; with an earlier one, its rows that were not measured again come first."""
+    """The results file, in one step; with an earlier one, its rows that were not measured again come first.
+
+    `missing` is what was not run, in words; it goes into the notes, with what the earlier run left out and this one did
+    not run either.
+    """
     name = None if device.startswith("cuda") or not torch.cuda.is_available() else "CPU"
     command = None
     if earlier is not None:
         again = {row_key(row) for row in rows}
         rows = [row for row in earlier.rows if row_key(row) not in again] + list(rows)
+        done = {in_words(row) for row in rows if "path" in row}
+        left = earlier.notes.partition(NOT_RUN)[2].removesuffix(".")
+        missing = list(dict.fromkeys([*filter(None, left.split("; ")), *missing]))
+        missing = [item for item in missing if item not in done]
         command = " && ".join(dict.fromkeys([*earlier.command.split(" && "), command_line()]))
+    if missing:
+        notes = f"{notes} {NOT_RUN}{'; '.join(missing)}."
     write_results(path, name=path.stem, rows=rows, command=command, commit=commit, device=name, seeds=[0], notes=notes)
 
 
@@ -385,11 +436,16 @@ def read_earlier(path: Path, *, device: str, commit: str | None) -> Results | No
     return earlier
 
 
+def in_words(row: Mapping[str, Any]) -> str:
+    """What a row is about, for a reader."""
+    where = ", ".join(str(row[key]) for key in ("backbone", "method", "keep", "path") if key in row)
+    return f"{where}, batch {row.get('batch')}, text {row.get('num_text')}"
+
+
 def one_line(row: dict[str, Any]) -> str:
     """A row as it comes, short."""
-    where = ", ".join(str(row[key]) for key in ("method", "keep", "path") if key in row)
     found = [f"{key} {row[key]:.2f}" for key in ("pruner_ms", "prefill_ms", "ttft_ms", "requests_s") if key in row]
-    return f"{where}, batch {row.get('batch')}, text {row.get('num_text')}: {row.get('error') or ', '.join(found)}"
+    return f"{in_words(row)}: {row.get('error') or ', '.join(found)}"
 
 
 BARS = (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from diffprune.results import Results, Row, kind_of, markdown_table, read_results
+from diffprune.results import ROW_KEYS, Results, Row, format_value, kind_of, markdown_table, read_results
 
 _TITLES: dict[str, str] = {
     "summary": "Retention (percent of the full model; deviation over seeds, 95 % interval over questions)",
@@ -20,7 +21,9 @@ _TITLES: dict[str, str] = {
     "other": "Rows",
 }
 ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
-_BLOCK = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- results: (?P<name>[\w-]+)(?P<short>, short)? -->\n).*?(?P<end><!-- end of results -->)", re.DOTALL
+)
 
 
 def read_folder(folder: str | Path) -> dict[str, Results]:
@@ -30,6 +33,86 @@ def read_folder(folder: str | Path) -> dict[str, Results]:
         raise ValueError(f"{folder} is no folder: give the one that holds the results files with --results")
     files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(ANSWERS)]
     return {path.stem: read_results(path) for path in files}
+
+
+# --- tables in general ------------------------------------------------------------------------------------------------
+
+DASH = "-"
+WIDE = 8  # columns; of a table with more, those with one value go into a sentence
+FEW = 4  # rows; a wide table of no more stands on its side
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A cell that has no number, and why."""
+
+    reason: str
+
+
+def _noted_table(rows: Sequence[Row], columns: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """A table without empty rows and columns, a dash for a missing number, and under it what is missing and why."""
+    values = [key for key in columns if key not in labels]
+
+    def is_absent(row: Row, key: str) -> bool:
+        return row.get(key) is None or isinstance(row[key], Absent)
+
+    shown = [row for row in rows if not all(is_absent(row, key) for key in values)]
+    kept = [key for key in values if not all(is_absent(row, key) for row in shown)]
+    marks: dict[str, int] = {}
+
+    def cell(value: object) -> object:
+        if not isinstance(value, Absent):
+            return DASH if value is None else value
+        return f"{DASH} ({marks.setdefault(value.reason, len(marks) + 1)})"
+
+    columns = [key for key in columns if key in labels or key in kept]
+    filled = [{key: cell(row.get(key)) for key in columns} for row in shown]
+    parts = [markdown_table(filled, columns)] if shown and kept else []
+    parts += [f"({number}) {reason}.\n" for reason, number in marks.items()]
+    missing: dict[str, list[str]] = {}
+    for row in rows:
+        if row not in shown:
+            name = ", ".join(str(row[key]) for key in labels if key in row)
+            missing.setdefault(_reason(row.values()), []).append(name)
+    for key in values:
+        if shown and key not in kept:
+            missing.setdefault(_reason(row[key] for row in shown if key in row), []).append(key)
+    parts += [f"Not in the table: {'; '.join(names)}{reason}.\n" for reason, names in missing.items()]
+    return parts
+
+
+def _reason(values: Iterable[object]) -> str:
+    """The first reason among the values, in brackets."""
+    return next((f" ({value.reason})" for value in values if isinstance(value, Absent)), "")
+
+
+def _plain_tables(rows: Sequence[Row]) -> list[str]:
+    """Every key a column; of many columns those with one value go into a sentence, and few rows stand side by side."""
+    present = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, Mapping))
+    columns = [key for key in ROW_KEYS if key in present] + [key for key in present if key not in ROW_KEYS]
+    parts: list[str] = []
+    if len(columns) > WIDE and len(rows) > 1:
+        same = [key for key in columns if all(row.get(key) == rows[0].get(key) for row in rows)]
+        columns = [key for key in columns if key not in same]
+        if same:
+            words = ", ".join(f"{key} {format_value(rows[0][key])}" for key in same)
+            parts.append(f"The same in all rows: {words}.\n")
+    names = [str(row.get("name") or row.get("backbone")) for row in rows]
+    if len(columns) > WIDE and len(rows) <= FEW and len(set(names)) == len(rows):
+        across = [key for key in columns if key not in ("name", "backbone")]
+        on_side = [
+            {"": key} | {name: _dashed(row.get(key)) for name, row in zip(names, rows, strict=True)} for key in across
+        ]
+        return [*parts, markdown_table(on_side, ["", *names])]
+    dashed = [{key: _dashed(row.get(key)) for key in columns} for row in rows]
+    return [*parts, markdown_table(dashed, columns)]
+
+
+def _dashed(value: object) -> object:
+    return DASH if value is None else value
+
+
+# --- one kind of row after the other ----------------------------------------------------------------------------------
 
 
 def _budget_order(keep: int | float) -> tuple[bool, int | float]:
@@ -75,7 +158,8 @@ def _by_budget(rows: Sequence[Row], key: str, cell: Callable[[Row], str]) -> str
     for row in rows:
         if key in row:
             methods.setdefault(row["method"], {"method": row["method"]})[_heading("keep", row)] = cell(row)
-    return markdown_table(list(methods.values()), ["method", *budgets])
+    filled = [{heading: row.get(heading, DASH) for heading in ("method", *budgets)} for row in methods.values()]
+    return markdown_table(filled, ["method", *budgets])
 
 
 def _retention_cell(row: Row) -> str:
@@ -86,24 +170,28 @@ def _retention_cell(row: Row) -> str:
 
 
 def _lead_cell(row: Row) -> str:
-    low, high = row["lead_ci95"]
-    return f"{row['lead']:+.1f} ({low:+.1f} to {high:+.1f})"
+    lead, low, high = (f"{round(value, 1) + 0.0:+.1f}" for value in (row["lead"], *row["lead_ci95"]))  # no -0.0
+    return f"{lead} ({low} to {high})"
 
 
 def _quality_tables(rows: Sequence[Row]) -> list[str]:
     by_budget = sorted(rows, key=lambda row: _budget_order(row["keep"]))
     budgets = dict.fromkeys(_heading("keep", row) for row in by_budget)
     tasks = dict.fromkeys(_heading("task", row) for row in rows)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    by_task = _pivot(sorted(by_budget, key=lambda row: methods.index(row["method"])), ["method", "keep"], "task")
+    by_task = [{**row, "keep": str(row["keep"])} for row in by_task]  # 1.0 is everything, 1 is one token
+    by_method = sorted(_pivot(rows, ["method"], "keep"), key=lambda row: methods.index(row["method"]))
     return [
-        markdown_table(_pivot(rows, ["method"], "keep"), ["method", *budgets]),
+        *_noted_table(by_method, ["method", *budgets], ["method"]),
         "**Score by task, mean over seeds**\n",
-        markdown_table(_pivot(rows, ["method", "keep"], "task"), ["method", "keep", *tasks]),
+        *_noted_table(by_task, ["method", "keep", *tasks], ["method", "keep"]),
     ]
 
 
 SPEED_COLUMNS = (
     "method", "path", "num_kept", "tflops", "encode_ms", "pruner_ms", "prefill_ms", "ttft_ms", "ttft_p99_ms",
-    "requests_s", "speedup", "decode_tok_s", "peak_gb", "kv_bytes", "floor_ms", "ratio_to_floor", "error",
+    "requests_s", "speedup", "decode_tok_s", "peak_gb", "kv_bytes", "floor_ms", "ratio_to_floor",
 )  # fmt: skip
 
 
@@ -117,8 +205,18 @@ def _speed_tables(rows: Sequence[Row]) -> list[str]:
         title = [str(backbone)] if backbone else []
         title += [f"batch {batch}"] + ([f"{num_text} text tokens"] if num_text is not None else [])
         parts.append(f"{', '.join(title)}:\n")
-        parts.append(markdown_table(chosen, [key for key in SPEED_COLUMNS if key in present]))
+        parts += _noted_table(_by_method(chosen), [key for key in SPEED_COLUMNS if key in present], ["method", "path"])
     return parts
+
+
+def _by_method(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Both paths of a method one below the other, methods as they come; what failed has its reason in every cell."""
+    methods = list(dict.fromkeys(row.get("method") for row in rows))
+    ordered = sorted(rows, key=lambda row: (methods.index(row.get("method")), row["path"]))
+    return [
+        dict(row) if "error" not in row else {key: Absent(row["error"]) for key in SPEED_COLUMNS} | dict(row)
+        for row in ordered
+    ]
 
 
 def _selection_tables(rows: Sequence[Row]) -> list[str]:
@@ -129,10 +227,13 @@ def _selection_tables(rows: Sequence[Row]) -> list[str]:
         shapes: dict[str, None] = {}
         for row in rows:
             shape = f"{row['num_kept']:,} of {row['num_visual']:,}, batch {row['batch']}"
-            methods.setdefault(row["method"], {"method": row["method"]})[shape] = row.get(key, row.get("skipped"))
+            cell = Absent(row["skipped"]) if "skipped" in row else row.get(key)
+            if cell is None and key == "graph_ms":
+                cell = Absent("no CUDA graph can be made of it")
+            methods.setdefault(row["method"], {"method": row["method"]})[shape] = cell
             shapes[shape] = None
         if any(row.get(key) is not None for row in rows):
-            parts += [title, markdown_table(list(methods.values()), ["method", *shapes])]
+            parts += [title, *_noted_table(list(methods.values()), ["method", *shapes], ["method"])]
     return parts
 
 
@@ -148,8 +249,28 @@ def render_tables(rows: Sequence[Row]) -> str:
             "speed": _speed_tables,
             "selection": _selection_tables,
         }.get(kind)
-        parts += [markdown_table(chosen)] if tables is None else tables(chosen)
+        parts += (tables or _plain_tables)(chosen)
     return "\n".join(parts)
+
+
+def render_short(results: Results) -> str:
+    """The time to the first token in one small table: the first model, batch and text length of the file."""
+    rows = [row for row in results.rows if "ttft_ms" in row]
+    if not rows:
+        raise ValueError(f"a short table is made of times to the first token, which {results.name!r} does not have")
+    shape = ("backbone", "batch", "num_text")
+    chosen = [row for row in rows if all(row.get(key) == rows[0].get(key) for key in shape)]
+    stock = next((row for row in chosen if (row["method"], row["path"]) == ("full", "eager")), None)
+    if stock is not None:
+        chosen = [row | {"times as soon": stock["ttft_ms"] / row["ttft_ms"]} for row in chosen]
+    columns = ["method", "path", "num_kept", "pruner_ms", "prefill_ms", "ttft_ms", "times as soon"]
+    where = "{}, batch {}, {} text tokens".format(*(rows[0].get(key) for key in shape))
+    return "\n".join(
+        [
+            f"{where}, {results.device}, medians in ms ({results.date[:10]}, commit `{results.commit[:12]}`):\n",
+            *_noted_table(_by_method(chosen), [key for key in columns if key in chosen[0]], ["method", "path"]),
+        ]
+    )
 
 
 def _origin(results: Results) -> str:
@@ -186,6 +307,7 @@ def refresh_tables(text: str, found: Mapping[str, Results]) -> str:
             raise ValueError(
                 f"a table block names the results file {name!r}, which is not there: run its command first"
             )
-        return f"{match[1]}\n{render_section(found[name])}\n{match[3]}"
+        render = render_short if match["short"] else render_section
+        return f"{match[1]}\n{render(found[name])}\n{match['end']}"
 
     return _BLOCK.sub(replace, text)

@@ -5,6 +5,7 @@ python -m diffprune.measure.selection --size tiny --out out/selection_time.json
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from diffprune.measure.timing import time_ms
+from diffprune.measure.timing import time_ms, waiting_refused
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, TrainablePruner, build_method
 from diffprune.nn import BlockSpec
 from diffprune.registry import METHODS
@@ -29,12 +30,14 @@ NOTES = (
     "device on its way). launches counts GPU kernels and copies of one call. diffprune is the scorer of two blocks."
 )
 CALLS = 30
-FEWEST_CALLS = 3  # where one takes over a second
-LONGEST_MS = 5_000.0  # a call that takes longer is not measured
+SECONDS = 1.0  # for the calls of one method at one shape
+LONGEST_MS = 1_000.0  # a call that takes longer is not measured
+LONGEST_REPLAY_MS = 200.0  # nor captured, which takes three calls
 TEXT_TOKENS = 32
 
-# From quick to slow, so that a short run has most of the rows; methods that are not named here come last.
-ORDER = (
+# From quick to slow. The quick ones are measured at all shapes before any of the others is, so that a short run has
+# most of the rows.
+QUICK = (
     "diffprune",
     "random",
     "uniform_grid",
@@ -49,6 +52,8 @@ ORDER = (
     "visionzip",
     "tome",
     "average_pool",
+)
+SLOW = (
     "text_cluster",
     "divprune",
     "oc_vtp",
@@ -120,7 +125,8 @@ def make_tokens(shape: Shape, size: Size, device: str, dtype: torch.dtype) -> Vi
 def make_methods(block: BlockSpec, device: str, dtype: torch.dtype) -> Iterator[Pruner]:
     """Every method that chooses before the language model, learned ones with random weights; variants of one once."""
     names = [name for name in METHODS.names() if not issubclass(METHODS.get(name), LayerPruner) and name != "full"]
-    ranked = sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    order = (*QUICK, *SLOW)
+    ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     seen: set[type] = set()
     for name in ranked:
         cls = METHODS.get(name)
@@ -146,30 +152,27 @@ def selection_of(method: Pruner, tokens: VisualTokens, num_kept: int) -> Callabl
 
 
 def measure(call: Callable[[], object], device: str, seconds: float) -> dict[str, Any]:
-    """The median time of a call and how many were made, or why there is none."""
+    """The median time of a call and how many were made, in about so many seconds, or why there is none."""
+    stop = time.monotonic() + seconds
     call()  # loads kernels and fills caches
     first = time_ms(call, device)
     if first > LONGEST_MS:
         return {"calls": 0, "skipped": f"one call takes {first / 1e3:.1f} s"}
-    fewest = FEWEST_CALLS if first > 1_000 else min(CALLS, 5)
-    times, stop = [first], time.monotonic() + seconds
-    while len(times) < fewest or (len(times) < CALLS and first <= 1_000 and time.monotonic() < stop):
+    times = [first]
+    while len(times) < CALLS and time.monotonic() < stop:
         times.append(time_ms(call, device))
     return {"pruner_ms": statistics.median(times), "calls": len(times)}
 
 
 def waits_for_device(call: Callable[[], object]) -> bool:
     """Whether the call stops until the GPU has come to something; such a call cannot be captured."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
-        call()
+        with waiting_refused():
+            call()
     except RuntimeError as error:
         if "synchronizing" not in str(error):
             raise
         return True
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     return False
 
 
@@ -209,9 +212,11 @@ class Run:
         self.methods = list(make_methods(size.block, device, self.dtype))
 
     def run(self) -> list[dict[str, Any]]:
-        for shape in self.size.shapes:
+        quick = [method for method in self.methods if method.name in QUICK]
+        slow = [method for method in self.methods if method.name not in QUICK]
+        for methods, shape in itertools.product((quick, slow), self.size.shapes):
             tokens = make_tokens(shape, self.size, self.device, self.dtype)
-            for method in self.methods:
+            for method in methods:
                 self.rows.append(self.row(method, tokens, shape))
                 self.save(self.rows)
             del tokens
@@ -235,7 +240,7 @@ class Run:
             return row | {"skipped": reason}
         call = selection_of(method, tokens, shape.num_kept)
         try:
-            row |= measure(call, self.device, seconds=0.5)
+            row |= measure(call, self.device, seconds=SECONDS)
         except torch.OutOfMemoryError:
             row["skipped"] = "the GPU's memory is too small"
         except RuntimeError as error:  # one method's limits are no reason to lose the others
@@ -265,11 +270,12 @@ class Run:
 
     def captured(self, call: Callable[[], object], row: dict[str, Any]) -> float | None:
         """The time of a replay; None where the call waits for the device, takes long, or has no room for a copy."""
-        if row["pruner_ms"] > 500:
+        if row["pruner_ms"] > LONGEST_REPLAY_MS:
             return None
         self.free()
         try:
-            return None if waits_for_device(call) else graph_ms(call, self.device, min(row["calls"], 10))
+            replays = max(1, min(10, int(2 * LONGEST_REPLAY_MS / row["pruner_ms"])))
+            return None if waits_for_device(call) else graph_ms(call, self.device, replays)
         except torch.OutOfMemoryError:
             return None
         except RuntimeError as error:
@@ -281,7 +287,9 @@ class Run:
         """Counted at the end and for the first shape only: the profiler slows everything behind it."""
         shape = self.size.shapes[0]
         tokens = make_tokens(shape, self.size, self.device, self.dtype)
-        for method, row in zip(self.methods, self.rows, strict=False):  # the first rows are those of the first shape
+        own = {row["method"]: row for row in reversed(self.rows)}  # of each method the first row, at the first shape
+        for method in self.methods:
+            row = own[method.name]
             if time.monotonic() > self.deadline or "pruner_ms" not in row:
                 continue
             try:

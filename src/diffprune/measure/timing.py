@@ -2,13 +2,16 @@
 
 import statistics
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 RUNS = 30
 WARM_UP = 3
 FEWEST = 10  # runs, however little time is left
+WARM_UP_SECONDS = 0.5  # after which a call is warm, however few there were
 
 
 def time_ms(call: Callable[[], object], device: str) -> float:
@@ -42,8 +45,12 @@ def times_ms(
     timer: Callable[[Callable[[], object], str], float] = time_ms,
 ) -> list[float]:
     """Times of `runs` calls after a warm-up; of fewer, but `FEWEST` at least, where they would take more `seconds`."""
+    warm = time.monotonic() + WARM_UP_SECONDS
     for _ in range(warm_up):
         call()
+        synchronize(device)
+        if time.monotonic() > warm:
+            break
     stop = time.monotonic() + seconds
     times: list[float] = []
     while len(times) < min(runs, FEWEST) or (len(times) < runs and time.monotonic() < stop):
@@ -60,6 +67,23 @@ def synchronize(device: str) -> None:
     """Wait until the device has nothing left to do."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+
+
+@contextmanager
+def waiting_refused() -> Iterator[None]:
+    """Inside, whatever makes this thread wait for the GPU is a `RuntimeError` that speaks of "synchronizing"."""
+    torch.cuda.synchronize()
+    try:
+        _set_sync_mode("error")
+        yield
+    finally:
+        _set_sync_mode("default")
+
+
+def _set_sync_mode(mode: str) -> None:
+    with warnings.catch_warnings():  # the call itself warns that it is a prototype
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def copy_bandwidth(device: str, *, size: int | None = None) -> float:

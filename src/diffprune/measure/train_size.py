@@ -242,7 +242,7 @@ def reset_peak(device: str) -> float:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated() / 2**30
+    return torch.cuda.memory_allocated() / 1e9
 
 
 def measure_model(name: str, *, device: str, tiny: bool, deadline: float) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from diffprune.methods.llm_attention import at_columns, columns_of
 from diffprune.methods.places import grid_places
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
+from diffprune.nn.scorer import exact_linear
 from diffprune.ops import hard_topk
 from diffprune.registry import METHODS
 
@@ -156,7 +157,7 @@ class Thresholds(nn.Module):
         self.heads = nn.Linear(width, 2)
 
     def forward(self, means: Float[Tensor, "B 2"]) -> Float[Tensor, "B 2"]:
-        return self.heads(self.enter(means)).sigmoid()
+        return exact_linear(exact_linear(means, self.enter), self.heads).sigmoid()
 
 
 def text_attention(state: LayerState) -> Float[Tensor, "B T"]:

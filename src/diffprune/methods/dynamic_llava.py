@@ -96,7 +96,7 @@ class Predictor(nn.Module):
         self.head = KeepHead(width)
 
     def forward(self, x: Float[Tensor, "B M L"], mask: Bool[Tensor, "B M"]) -> Float[Tensor, "B M 2"]:
-        x = self.enter(x.float())
+        x = self.enter(x.to(self.head.dtype))
         for block in self.blocks:
             x = block(x, mask=mask)
         return self.head(x, mask)

@@ -88,4 +88,4 @@ class Predictor(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N 2"]:
         units = zero_padding(x.float(), mask).unflatten(-1, (-1, self.width)).mean(-2)
-        return self.head(self.enter(units), mask)
+        return self.head(self.enter(units.to(self.head.dtype)), mask)

@@ -29,6 +29,7 @@ from diffprune.methods.places import encoder_features, grid_places
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import Mlp, make_norm, rotary_angles, rotate
 from diffprune.nn.language import LanguageSpec
+from diffprune.nn.scorer import exact_linear
 from diffprune.ops import gumbel_topk, hard_topk
 from diffprune.ops.noise import draw_gumbel
 from diffprune.registry import METHODS
@@ -171,10 +172,11 @@ class Predictor(nn.Module):
         places: Int[Tensor, "B M 2"],
         mask: Bool[Tensor, "B M"],
     ) -> Float[Tensor, "B M"]:
-        x = self.enter(looked)
+        dtype = self.enter.weight.dtype
+        x, features = self.enter(looked.to(dtype)), features.to(dtype)
         for layer, condition in zip(self.layers, self.conditions, strict=True):
             x = layer(x, condition(features), places, mask)
-        return self.head(x).squeeze(-1).float()
+        return exact_linear(x, self.head).squeeze(-1)
 
 
 class ConditionedBlock(nn.Module):

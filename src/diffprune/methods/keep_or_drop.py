@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffprune.methods.base import Generators
+from diffprune.nn.blocks import zero_padding
+from diffprune.nn.scorer import exact_linear
 from diffprune.ops import gumbel_keep
 from diffprune.ops.noise import draw_gumbel
 
@@ -29,16 +31,25 @@ class KeepHead(nn.Module):
             nn.Linear(width, half), nn.GELU(), nn.Linear(half, quarter), nn.GELU(), nn.Linear(quarter, 2)
         )
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and so of what goes in."""
+        return next(self.parameters()).dtype
+
     def forward(self, x: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N 2"]:
-        return self.layers(local_and_global(x, mask)).float().log_softmax(-1)
+        *inner, last = self.layers
+        out = local_and_global(x, mask)
+        for layer in inner:
+            out = layer(out)
+        assert isinstance(last, nn.Linear)
+        return exact_linear(out, last).log_softmax(-1)
 
 
 def local_and_global(x: Float[Tensor, "B N W"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
     """The first half of each token's channels, and for the rest their mean over the real tokens of the row."""
     half = x.shape[-1] // 2
-    rest = (
-        x[..., half:].masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True) / mask.sum(-1).clamp(min=1)[:, None, None]
-    )
+    total = zero_padding(x[..., half:], mask).sum(1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    rest = (total / mask.sum(-1).clamp(min=1)[:, None, None]).to(x.dtype)
     return torch.cat([x[..., :half], rest.expand(-1, x.shape[1], -1)], dim=-1)
 
 

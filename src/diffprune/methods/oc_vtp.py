@@ -204,19 +204,20 @@ class SlotAttention(nn.Module):
         mask: Bool[Tensor, "B N"],
     ) -> tuple[Float[Tensor, "B S W"], Float[Tensor, "B S N"]]:
         """The slots, and what each token gives each of them: over a row's first k slots it sums to 1, 0 at padding."""
-        inputs = self.input_norm(self.encode(x))
+        dtype = self.mean.dtype
+        inputs = self.input_norm(self.encode(x.to(dtype)))
         key, value = self.key(inputs), self.value(inputs)  # [B, N, W]
-        start = self.mean + self.log_deviation.exp() * noise
-        slots, attention = start, x.new_zeros(*noise.shape[:2], x.shape[1])
+        start = self.mean + self.log_deviation.exp() * noise.to(dtype)
+        slots, attention = start, torch.zeros(*noise.shape[:2], x.shape[1], device=x.device)
         unused = ~_slots_in_use(k, noise.shape[1]).unsqueeze(-1)  # [B, S, 1]
-        lowest = torch.finfo(x.dtype).min  # not -inf: a row may have no slot at all
+        lowest = torch.finfo(torch.float32).min  # not -inf: a row may have no slot at all
         for iteration in range(self.iterations):
             if iteration == self.iterations - 1:
                 slots = slots.detach() + (start - start.detach())
             query = self.query(self.slot_norm(slots))
-            logits = query @ key.transpose(1, 2) / math.sqrt(self.width)
+            logits = (query @ key.transpose(1, 2)).float() / math.sqrt(self.width)  # shares of tokens are small
             attention = logits.masked_fill(unused, lowest).softmax(1).masked_fill(unused | ~mask.unsqueeze(1), 0.0)
-            updates = _shares(attention) @ value
+            updates = _shares(attention).to(dtype) @ value
             slots = self.update(updates.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
             slots = slots + self.mlp(slots)
         return slots, attention

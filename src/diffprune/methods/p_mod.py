@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from diffprune.methods.base import Card, Generators, LayerState, Route, TrainableLayerPruner
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
+from diffprune.nn.scorer import exact_linear
 from diffprune.ops import hard_topk
 from diffprune.registry import METHODS
 
@@ -77,7 +78,8 @@ class PMod(TrainableLayerPruner):
     def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Route:
         valid = state.visual >= 0
         router = self.routers[min(state.layer, len(self.routers) - 1)]
-        logits = router(state.tokens.float()).squeeze(-1)  # ranked before the tanh and in float32, where few tie
+        assert isinstance(router, nn.Linear)
+        logits = exact_linear(state.tokens, router).squeeze(-1)  # ranked before the tanh and in float32, where few tie
         weight = 1 + self.options.reach * logits.tanh()
         skips = (k < valid.sum(-1))[:, None]  # where all go through, the layer is as ever
         return Route(hard_topk(logits.detach(), k, valid), torch.where(skips, weight, 1.0))

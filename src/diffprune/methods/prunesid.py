@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -74,7 +74,11 @@ class PruneSID(Pruner):
         most = max(1, min(tokens.x.shape[-1] - 1, tokens.x.shape[1]))  # no more components than there are
         rows = per_row(k, attention, torch.int64).squeeze(-1)
         num_groups = (rows // per_group).clamp(min=1, max=most)
-        loadings = self._loadings(native)(tokens.x, mask, num_groups, min(max(1, widest(k) // per_group), most))
+        width = min(max(1, widest(k) // per_group), most)
+        loadings = self._loadings(native)
+        if not isinstance(k, int):
+            loadings = partial(row_by_row_alike, loadings)
+        loadings = loadings(tokens.x, mask, num_groups, width)
         group = best_component(loadings, num_groups).masked_fill_(~mask, 0)
         similarity = cosine_matrix(zero_padding(tokens.x.float(), tokens.padding_mask))
         rank = ranks(attention, mask)
@@ -103,6 +107,26 @@ def centred_features(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Fl
     return (squashed - squashed.mean(-1, keepdim=True)).masked_fill(~mask[..., None], 0.0)
 
 
+def row_by_row_alike(
+    loadings: Callable[..., Float[Tensor, "B N G"]],
+    x: Float[Tensor, "B N D"],
+    mask: Bool[Tensor, "B N"],
+    num_groups: Int[Tensor, " B"],
+    width: int,
+) -> Float[Tensor, "B N G"]:
+    """The loadings of pictures of as many tokens and groups together, and of others apart.
+
+    How components are found depends on both numbers, and what a picture keeps must not depend on its neighbours.
+    """
+    out = torch.zeros(*mask.shape, width, device=x.device)
+    numbers = torch.stack([num_groups, mask.sum(-1)], dim=-1)
+    for own, count in numbers.unique(dim=0).tolist():
+        alike = (numbers == numbers.new_tensor([own, count])).all(-1).nonzero()[:, 0]
+        end = count if bool(mask[alike, :count].all()) else mask.shape[-1]
+        out[alike, :end, :own] = loadings(x[alike, :end], mask[alike, :end], num_groups[alike], own)
+    return out
+
+
 def exact_loadings(
     x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"], width: int
 ) -> Float[Tensor, "B N G"]:
@@ -119,8 +143,13 @@ def exact_loadings(
     return vectors.flip(-1)[..., :width].abs().float()  # eigenvalues come ascending
 
 
-_OVERSAMPLING = 2  # columns iterated for each component wanted: the further behind the next one, the quicker it is gone
-_ROUNDS = (1, 1, 2, 2, 2, 2)  # powers of the Gram matrix: the first columns are too much alike for its square
+_ROUNDS = (1, 2, 2, 2, 2)  # powers of the Gram matrix: the first columns are too much alike for its square
+_SMALL = 128  # rows of a symmetric matrix that a CPU decomposes no later than a GPU
+
+
+def iterated_columns(width: int) -> int:
+    """Columns iterated for that many components: the further behind the next one is, the quicker it is gone."""
+    return max(2 * width, width + 16)
 
 
 def subspace_loadings(
@@ -131,7 +160,7 @@ def subspace_loadings(
     Each round multiplies some columns by the Gram matrix or its square and makes them orthonormal again; the components
     are then read off within their span. Where that would not be smaller by half, this is `exact_loadings`.
     """
-    size, columns = min(x.shape[1:]), _OVERSAMPLING * width + 8
+    size, columns = min(x.shape[1:]), iterated_columns(width)
     if 2 * columns > size:
         return exact_loadings(x, mask, num_groups, width)
     centred = centred_features(x, mask).double()
@@ -141,24 +170,32 @@ def subspace_loadings(
     basis = start_columns(size, columns, x.device).expand(len(x), -1, -1)
     for power in _ROUNDS:
         basis = orthonormal(powers[power] @ basis)
-    basis = orthonormal(basis)  # what rounding left of the last
-    within = torch.linalg.eigh(basis.transpose(-1, -2) @ gram @ basis).eigenvectors.flip(-1)[..., :width]
-    vectors = basis @ within
+    vectors = basis @ eigenvectors(basis.transpose(-1, -2) @ gram @ basis).flip(-1)[..., :width]
     if rows is not centred:
         vectors = functional.normalize(centred @ vectors, dim=1)
     return vectors.abs().float()
 
 
+def eigenvectors(symmetric: Float[Tensor, "B Q Q"]) -> Float[Tensor, "B Q Q"]:
+    """Eigenvectors in columns, the smallest eigenvalue's first.
+
+    A GPU decomposes small matrices one after another, in many tiny steps, and is waited for in any case.
+    """
+    if symmetric.shape[-1] > _SMALL:
+        return torch.linalg.eigh(symmetric).eigenvectors
+    return torch.linalg.eigh(symmetric.cpu()).eigenvectors.to(symmetric.device)
+
+
 def orthonormal(columns: Float[Tensor, "B M Q"]) -> Float[Tensor, "B M Q"]:
     """Columns of the same span, orthonormal up to rounding: Cholesky-QR, of a few small operations and no wait."""
-    columns = functional.normalize(columns, dim=1, eps=torch.finfo(columns.dtype).tiny)  # far from alike in length
     product = columns.transpose(-1, -2) @ columns
-    product.diagonal(dim1=-2, dim2=-1).add_(1e-13)  # holds the factor up where a picture has fewer components
+    # Holds the factor up where a picture has fewer components, whatever the lengths of the columns, 0 included.
+    product.diagonal(dim1=-2, dim2=-1).mul_(1 + 1e-13).add_(1e-280)
     lower = torch.linalg.cholesky_ex(product).L
     return torch.linalg.solve_triangular(lower, columns.transpose(-1, -2), upper=False).transpose(-1, -2)
 
 
-@lru_cache(maxsize=16)
+@cache
 def start_columns(size: int, columns: int, device: torch.device) -> Float[Tensor, "M Q"]:
     """Where every iteration starts: a row of random numbers for each token or channel, the same in any batch."""
     generator = torch.Generator().manual_seed(0)
@@ -201,8 +238,8 @@ def suppress(
     together = group[:, :, None] == group[:, None, :]
     conflict = ((similarity > limit[:, None, None]) & earlier & together).to(similarity.dtype)
     real = mask.to(similarity.dtype)[..., None]
-    # Whether any survivor strikes a token out: a product with 0 and 1 asks for all tokens at once.
-    return settle(lambda alive: real * (conflict @ alive == 0), real).squeeze(-1) > 0
+    # Of 0 and 1: what is left of a token's 1 when each survivor that strikes it out has taken 1 off. Two operations.
+    return settle(lambda alive: real.baddbmm(conflict, alive, alpha=-1).clamp_(min=0), real).squeeze(-1) > 0
 
 
 def ranks(attention: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Int[Tensor, "B N"]:

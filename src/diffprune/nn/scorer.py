@@ -67,7 +67,7 @@ class Scorer(nn.Module):
         angles = position_angles(coords, self.spec)
         for block in self.blocks:
             patches = block(patches, mask=heard, angles=angles)
-        logits = _exact_linear(self.norm(patches), self.head).squeeze(-1)
+        logits = exact_linear(self.norm(patches), self.head).squeeze(-1)
         logits = logits.unflatten(1, (-1, num_patches)).mean(-1)  # a group's logit is the mean of its patches
         return logits if mask is None else torch.where(mask, logits, 0.0)
 
@@ -102,8 +102,8 @@ class BilinearScorer(nn.Module):
         tokens = x.unflatten(-1, (-1, self.spec.width)).mean(2)  # linear, so a group's mean patch has its mean logit
         real = torch.ones_like(tokens[..., 0]) if mask is None else mask
         mean = tokens.sum(1) / real.sum(1, keepdim=True).clamp(min=1)  # [B, W]
-        key = _exact_linear(mean, self.key)  # [B, h]
-        logits = (_exact_linear(tokens, self.query) @ key.unsqueeze(-1)).squeeze(-1) / key.shape[-1] ** 0.5
+        key = exact_linear(mean, self.key)  # [B, h]
+        logits = (exact_linear(tokens, self.query) @ key.unsqueeze(-1)).squeeze(-1) / key.shape[-1] ** 0.5
         return logits if mask is None else torch.where(mask, logits, 0.0)
 
 
@@ -146,7 +146,7 @@ def pack_segments(mask: Bool[Tensor, "B N"], segment: Int[Tensor, "B N"]) -> Int
     return index
 
 
-def _exact_linear(x: Tensor, linear: nn.Linear) -> Tensor:
+def exact_linear(x: Tensor, linear: nn.Linear) -> Tensor:
     """A linear map in float32 at least, also under autocast: a third of a thousand logits would tie in bfloat16."""
     wide = torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):

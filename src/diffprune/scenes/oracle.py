@@ -28,7 +28,7 @@ def items(scene: Scene) -> list[Box]:
 
 
 class Oracle(ScoringPruner):
-    """Gives every item its best token first, then its second best, and so on; what is left goes to the background, evenly.
+    """Gives every item its best token, then its second best, and so on; the rest is spread over the background.
 
     Args:
         boxes: The items of each picture, under the number made from its pixels (`VisualTokens.seeds`).

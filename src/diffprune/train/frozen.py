@@ -1,7 +1,7 @@
 """The frozen model of a run: found by its config, refused early where it is another one or cannot be run here."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from diffprune.backbones.base import Backbone
+from diffprune.backbones.listening import CudnnAttention
 from diffprune.config import BackboneConfig
 from diffprune.loading import load_base
 from diffprune.model import wrap_backbone
@@ -147,10 +148,15 @@ def recomputing(backbone: Backbone, *, enabled: bool) -> Iterator[None]:
         )
     for layer in layers:
         layer.gradient_checkpointing, layer.training = True, True
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, context_fn=same_kernels)
     try:
         yield
     finally:
         for layer in layers:
             layer.gradient_checkpointing, layer.training = False, False
             del layer._gradient_checkpointing_func
+
+
+def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Around a layer and around its second run: the second chooses among the attention kernels that the first had."""
+    return nullcontext(), CudnnAttention(enabled=torch.backends.cuda.cudnn_sdp_enabled())

@@ -21,9 +21,9 @@ Record = Mapping[str, Any]
 def peak_memory_gb() -> float:
     """The most memory used so far: the GPU's where there is one, else this process's."""
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
+        return torch.cuda.max_memory_allocated() / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 class Watch:
