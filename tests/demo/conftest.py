@@ -22,5 +22,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     told: list[tuple[str, int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "load_base", lambda name: tiny_scenes.always_says("yes"))
+        patch.setattr(run, "ASSETS", folder)  # the shipped pruner is for the real model
         story = run.run_demo(folder, QUICK, lambda *state: told.append(state))
     return Demo(folder, story, told)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffprune.evaluate import metrics
 from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.native import Gallery, choose, to_images
+from diffprune.evaluate.native import Gallery, Run, choose, to_images
 from diffprune.model import PrunedVLM
 from diffprune.scenes import pack, render
 from diffprune.scenes.tasks import Question
@@ -69,6 +69,7 @@ def make_examples(vlm: PrunedVLM, gallery: Gallery, answers: Sequence[Answers]) 
     said: list[dict[str, dict[int, str]]] = [{} for _ in shown]
     for one in pruned:
         run = one.run
+        assert isinstance(run, Run)
         method = PrunedVLM(vlm.base, vlm.processor, method=run.pruner, keep=run.keep)
         chosen = choose(method, tokens, keep=run.keep)
         assert chosen is not None and isinstance(run.keep, int)
