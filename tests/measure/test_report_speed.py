@@ -90,8 +90,11 @@ def test_a_readme_block_can_be_short():
     page = refresh_tables(text, {"ttft": results})
     assert page.startswith("<!-- results: ttft, short -->\n") and page.endswith("\n<!-- end of results -->")
     assert "| diffprune | fast | 6 | 5 |" in page and "old" not in page and "99" not in page and "encode" not in page
-    with pytest.raises(ValueError, match="times to the first token, which 'ttft' does not have"):
+    with pytest.raises(ValueError, match="of retention or of times to the first token; 'ttft' has neither"):
         refresh_tables(text, {"ttft": replace(results, rows=[])})
+    kept = [{"method": name, "keep": 64, "retention": left} for name, left in (("full", 100.0), ("random", 81.234))]
+    page = refresh_tables(text, {"ttft": replace(results, rows=kept)})
+    assert "| random | 81.2 |" in page and "full" not in page
 
 
 def test_speed_rows_without_a_model_still_make_a_table():

@@ -254,10 +254,16 @@ def render_tables(rows: Sequence[Row]) -> str:
 
 
 def render_short(results: Results) -> str:
-    """The time to the first token in one small table: the first model, batch and text length of the file."""
+    """One small table: what is left of the quality, or times to the first token (first model, batch and text length)."""
+    summary = [row for row in results.rows if "retention" in row and row["method"] != "full"]
+    if summary:
+        table = _by_budget(summary, "retention", lambda row: f"{row['retention']:.1f}")
+        return f"{results.notes} ({results.date[:10]}, commit `{results.commit[:12]}`):\n\n{table}"
     rows = [row for row in results.rows if "ttft_ms" in row]
     if not rows:
-        raise ValueError(f"a short table is made of times to the first token, which {results.name!r} does not have")
+        raise ValueError(
+            f"a short table is made of retention or of times to the first token; {results.name!r} has neither"
+        )
     shape = ("backbone", "batch", "num_text")
     chosen = [row for row in rows if all(row.get(key) == rows[0].get(key) for key in shape)]
     stock = next((row for row in chosen if (row["method"], row["path"]) == ("full", "eager")), None)
