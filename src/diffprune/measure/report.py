@@ -254,7 +254,7 @@ def render_tables(rows: Sequence[Row]) -> str:
 
 
 def render_short(results: Results) -> str:
-    """One small table: what is left of the quality, or times to the first token (first model, batch and text length)."""
+    """One small table: what is left of the quality, or times to the first token (of the first model and shape)."""
     summary = [row for row in results.rows if "retention" in row and row["method"] != "full"]
     if summary:
         table = _by_budget(summary, "retention", lambda row: f"{row['retention']:.1f}")
