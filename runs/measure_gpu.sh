@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Everything that is measured on one quiet GPU at real size, random weights: speed, memory, selection, drawing.
+#
+#   runs/measure_gpu.sh OUT COMMIT [part ...]
+#
+#   runs/measure_gpu.sh out/results abc1234                     all parts, about ten minutes on an H200
+#   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
+#   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
+#
+# Parts: ttft batch qwen throughput selection training backbones render tests. Each has its own time and writes as it
+# goes; what fails does not stop the rest. OUT gets the files for results/.
+set -uo pipefail
+
+out=$1 commit=$2
+shift 2
+python=${PYTHON:-python3}
+here=$(cd "$(dirname "$0")/.." && pwd)
+cd "$here"
+export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=Agg TRANSFORMERS_VERBOSITY=error
+mkdir -p "$out"
+
+profile() { # seconds, options
+    local seconds=$1
+    shift
+    # shellcheck disable=SC2086  # options are words
+    timeout $((seconds + 30)) "$python" -m diffprune profile --random-weights --commit "$commit" --text-buckets 40,100 \
+        --seconds "$seconds" ${SIZE:---dtype float16} "$@" 2>&1 | grep -aE "ms |rror|not run" | cut -c1-160
+}
+
+llava="--backbone llava-1.5-7b --keep 64"
+before=cls_attention,random,holov,visionzip,divprune,prunesid
+run_part() {
+    case $1 in
+    # shellcheck disable=SC2086
+    ttft) profile 150 $llava --methods "full,diffprune,pyramiddrop,$before,fastv" --text 40,100 --batch 1 --out "$out/ttft.json" ;;
+    # shellcheck disable=SC2086
+    batch) profile 60 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --append --out "$out/ttft.json" ;;
+    qwen)
+        profile 60 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --text 40,100 \
+            --batch 1 --out "$out/ttft_qwen.json"
+        ;;
+    throughput)
+        # shellcheck disable=SC2086
+        profile 90 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,4,16,64 --out "$out/throughput.json"
+        ;;
+    selection)
+        timeout 110 "$python" -m diffprune.measure.selection --device cuda --seconds 80 --commit "$commit" \
+            --out "$out/selection_time.json" | tail -n 1
+        ;;
+    training)
+        timeout 130 "$python" -m diffprune.measure.train_size --device cuda --seconds 90 --commit "$commit" \
+            --out "$out/train_7b.json" | cut -c1-120
+        ;;
+    backbones) timeout 200 "$python" -m diffprune.measure.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
+    render) timeout 40 "$python" -m diffprune.measure.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
+    tests) timeout 120 "$python" -m pytest -o addopts= -p no:cacheprovider -q -m gpu tests 2>&1 | tail -n 12 ;;
+    *) echo "there is no part $1" >&2; return 2 ;;
+    esac
+}
+
+[ $# -gt 0 ] || set -- render ttft batch training selection qwen throughput tests backbones
+for part in "$@"; do
+    run_part "$part"
+    echo "== $part ended after $SECONDS s"
+done
