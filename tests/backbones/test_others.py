@@ -296,7 +296,7 @@ def test_features_joined_from_several_layers_are_refused(family: str) -> None:
     before = model.config.vision_feature_layer
     model.config.vision_feature_layer = [-2, -1]
     try:
-        with pytest.raises(ValueError, match="of several layers"):
+        with pytest.raises(ValueError, match="from several layers"):
             PrunedVLM(model, processor)
     finally:
         model.config.vision_feature_layer = before

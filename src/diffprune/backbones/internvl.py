@@ -4,46 +4,29 @@ Tiles stand in the prompt one after the other, row by row of the picture, the ov
 none). All have side x side tokens, so `grid` is (tiles * side, side): the tiles one below the other.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
-from diffprune.backbones.base import Backbone, Batch, Preset, with_needs
+from diffprune.backbones.base import Batch, Preset, with_needs
 from diffprune.backbones.clip import layer_attention
 from diffprune.backbones.tiled import stacked_tiles
-from diffprune.nn import BlockSpec
+from diffprune.backbones.tower import TowerBackbone
 from diffprune.registry import BACKBONES
 from diffprune.types import Grid, VisualTokens
 
 
 @BACKBONES.register("internvl")
-class InternVL(Backbone):
+class InternVL(TowerBackbone):
     family: ClassVar[str] = "internvl"
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     presets: ClassVar[dict[str, Preset]] = {
         "internvl3-1b": Preset(hub_id="OpenGVLab/InternVL3-1B-hf", num_visual="256 a tile, at most 13 tiles"),
         "internvl3-8b": Preset(hub_id="OpenGVLab/InternVL3-8B-hf", num_visual="256 a tile, at most 13 tiles"),
     }
-
-    def __init__(self, model: nn.Module, processor: Any) -> None:
-        super().__init__(model, processor)
-        layer, strategy = self.config.vision_feature_layer, self.config.vision_feature_select_strategy
-        if not isinstance(layer, int):
-            raise ValueError(
-                f"vision_feature_layer={layer}: features of several layers are not supported; one layer is"
-            )
-        if strategy != "default":
-            raise ValueError(f'vision_feature_select_strategy={strategy!r} is not supported; "default" is')
-
-    @property
-    def block(self) -> BlockSpec:
-        return BlockSpec.from_config(self.config.vision_config)
-
-    def vision_modules(self) -> dict[str, nn.Module]:
-        return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}
 
     @torch.no_grad()
     def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:
@@ -60,9 +43,6 @@ class InternVL(Backbone):
         grids = [self.tile_grid(size) for size in batch.sizes]
         tokens = stacked_tiles(self.group(features[:, 1:]), grids, batch, group=self.group_size, extra=extra)
         return with_needs(self, batch, tokens, needs)
-
-    def project(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K L"]:
-        return self.model.model.multi_modal_projector(x)
 
     @property
     def group_size(self) -> int:

@@ -10,46 +10,24 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffprune.backbones.anyres import View, joined_boxes, real_tiles, unpadded
-from diffprune.backbones.base import Backbone, Batch, Preset, pad_rows, with_needs
+from diffprune.backbones.base import Batch, Preset, pad_rows, with_needs
 from diffprune.backbones.clip import layer_attention
-from diffprune.nn import BlockSpec
+from diffprune.backbones.tower import TowerBackbone
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
 
 
 @BACKBONES.register("llava_next")
-class LlavaNext(Backbone):
+class LlavaNext(TowerBackbone):
     family: ClassVar[str] = "llava_next"
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     presets: ClassVar[dict[str, Preset]] = {
         "llava-next-7b": Preset(hub_id="llava-hf/llava-v1.6-vicuna-7b-hf", num_visual="at most 2880"),
         "llava-next-13b": Preset(hub_id="llava-hf/llava-v1.6-vicuna-13b-hf", num_visual="at most 2880"),
     }
-
-    def __init__(self, model: nn.Module, processor: Any) -> None:
-        super().__init__(model, processor)
-        layer, strategy = self.config.vision_feature_layer, self.config.vision_feature_select_strategy
-        if not isinstance(layer, int):
-            raise ValueError(
-                f"vision_feature_layer={layer}: features of several layers are not supported; one layer is"
-            )
-        if strategy != "default":
-            raise ValueError(f'vision_feature_select_strategy={strategy!r} is not supported; "default" is')
-
-    @property
-    def block(self) -> BlockSpec:
-        return BlockSpec.from_config(self.config.vision_config)
-
-    def vision_modules(self) -> dict[str, nn.Module]:
-        return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}
-
-    @property
-    def side(self) -> int:
-        """Patches along one side of a tile."""
-        return self.config.vision_config.image_size // self.config.vision_config.patch_size
 
     @property
     def newline(self) -> Float[Tensor, " L"]:
@@ -97,9 +75,6 @@ class LlavaNext(Backbone):
             **extra,
         )
         return with_needs(self, batch, tokens, needs)
-
-    def project(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K L"]:
-        return self.model.model.multi_modal_projector(x)
 
     def packed_index(self, num_tiles: list[int], image_sizes: Int[Tensor, "I 2"]) -> list[Int[Tensor, " S"]]:
         """For each placeholder of each picture the patch behind it, counted over the picture's tiles; -1 is a newline.

@@ -12,17 +12,18 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffprune.backbones.anyres import View, joined_boxes, real_tiles, unpadded, view_boxes
-from diffprune.backbones.base import Backbone, Batch, Preset, pad_rows, with_needs
+from diffprune.backbones.base import Batch, Preset, pad_rows, with_needs
+from diffprune.backbones.tower import TowerBackbone
 from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
 
 
 @BACKBONES.register("llava_onevision")
-class LlavaOnevision(Backbone):
+class LlavaOnevision(TowerBackbone):
     family: ClassVar[str] = "llava_onevision"
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})  # attention does not survive the scaling
     presets: ClassVar[dict[str, Preset]] = {
@@ -30,26 +31,12 @@ class LlavaOnevision(Backbone):
         "llava-onevision-7b": Preset(hub_id="llava-hf/llava-onevision-qwen2-7b-ov-hf", num_visual="at most 8019"),
     }
 
-    def __init__(self, model: nn.Module, processor: Any) -> None:
-        super().__init__(model, processor)
-        layer = self.config.vision_feature_layer
-        if not isinstance(layer, int):
-            raise ValueError(
-                f"vision_feature_layer={layer}: features of several layers are not supported; one layer is"
-            )
+    strategies: ClassVar[frozenset[str]] = frozenset({"default", "full"})  # "full": SigLIP has no [CLS]
 
     @property
     def block(self) -> BlockSpec:
         """A block of the tower's kind, as wide as the language model: that is where tokens are scored."""
         return BlockSpec.from_config(self.config.vision_config).resized(self.config.text_config.hidden_size)
-
-    def vision_modules(self) -> dict[str, nn.Module]:
-        return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}
-
-    @property
-    def side(self) -> int:
-        """Patches along one side of a tile."""
-        return self.config.vision_config.image_size // self.config.vision_config.patch_size
 
     @property
     def newline(self) -> Float[Tensor, " L"]:
