@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from diffprune.config import Recipe, recipe_values
 from diffprune.demo.examples import Example, ask_larger, make_examples
 from diffprune.demo.page import render_page
 from diffprune.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Settings, Story
@@ -26,9 +27,7 @@ from diffprune.scenes.tasks import TASKS
 from diffprune.train.captions import train_on_captions
 from diffprune.types import Budget
 
-# What is trained, with its options; DiffPrune's are those of `recipe: bridge`.
-LEARNED: dict[str, dict[str, Any]] = {"diffprune": {"standardise": True, "kept_exact": True}, "gumbel_ste": {}}
-REMOVE_BELOW = {"diffprune": 1e-3, "gumbel_ste": 0.0}
+LEARNED: dict[str, Recipe] = {"diffprune": "bridge", "gumbel_ste": "default"}  # what is trained, and by which recipe
 OTHERS = ("cls_attention", "uniform_grid", "random")
 LARGER = "scenes-llava"  # shown where a pruner trained for it lies beside its weights
 LARGER_PICTURES = 4
@@ -56,16 +55,17 @@ def run_demo(out: Path, settings: Settings, progress: Progress) -> Story:
 
     trained: dict[str, PrunedVLM] = {}
     losses: dict[str, list[float]] = {}
-    for name, options in LEARNED.items():
+    for name, recipe in LEARNED.items():
+        values = recipe_values(recipe, name)
         torch.manual_seed(settings.seed)  # both scorers start from the same weights
-        pruned = PrunedVLM(base, processor, method=name, keep=BUDGETS[1], **options)
+        pruned = PrunedVLM(base, processor, method=name, keep=BUDGETS[1], **values.get("method", {}))
         losses[name] = train_on_captions(
             pruned,
             steps=settings.steps,
             seconds=settings.seconds,
             batch_size=settings.batch_size,
             budgets=TRAINED_BUDGETS,
-            remove_below=REMOVE_BELOW[name],
+            remove_below=values.get("remove_below", 0.0),
             seed=settings.seed,
             on_step=lambda done, _, stage=f"train {name}": progress(stage, int(99 * done), 100),
         )

@@ -24,6 +24,7 @@ from PIL import Image
 from diffprune.backbones.base import Batch
 from diffprune.fast.path import FastPath
 from diffprune.measure.real_size import MODELS, build
+from diffprune.measure.timing import copy_bandwidth, median_ms, times_ms, wall_ms
 from diffprune.model import PrunedVLM
 
 QUESTION = "What is written on the sign beside the old red house by the sea, and who painted it so long ago? "
@@ -71,38 +72,9 @@ def short(value: Any) -> str:
     return str(value)
 
 
-def median_ms(function: Callable[[], Any], device: str, repeats: int = 30, warm_ups: int = 3) -> float:
-    """Median time of a call in ms, by CUDA events on a GPU."""
-    for _ in range(warm_ups):
-        function()
-    times = []
-    for _ in range(repeats):
-        if device == "cpu":
-            start = time.perf_counter()
-            function()
-            times.append((time.perf_counter() - start) * 1e3)
-            continue
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        first.record()
-        function()
-        last.record()
-        torch.cuda.synchronize()
-        times.append(first.elapsed_time(last))
-    return statistics.median(times)
-
-
-def wall_ms(function: Callable[[], Any], device: str, repeats: int = 20) -> float:
+def median_wall_ms(function: Callable[[], Any], device: str, runs: int = 20) -> float:
     """Median wall time of a call in ms, from an idle device to its result on the host."""
-    times = []
-    for turn in range(repeats + 3):
-        if device != "cpu":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        function()
-        if turn >= 3:
-            times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+    return statistics.median(times_ms(function, device, runs=runs, timer=wall_ms))
 
 
 def picture(seed: int, side: int = 336) -> Image.Image:
@@ -120,27 +92,20 @@ def prompts(vlm: PrunedVLM, num_text: int, rows: int, side: int = 336) -> Batch:
     return batch
 
 
-def bandwidth(device: str, size: int = 2**30) -> dict[str, float]:
-    """Copy bandwidth in GB/s, read and written bytes counted."""
-    source = torch.empty(size, dtype=torch.int8, device=device)
-    target = torch.empty_like(source)
-    return {"copy_gb_s": 2 * size / median_ms(lambda: target.copy_(source), device, 10) / 1e6}
-
-
 def stages(fast: FastPath, batch: Batch, device: str, repeats: int = 30) -> dict[str, Any]:
     """Median ms of every stage, and of everything up to the first token."""
     run = fast.prepare(batch)
     found: dict[str, Any] = {}
     for name in ("encode", "prune", "splice", "prefill"):
         stage = getattr(fast, name)
-        found[name] = median_ms(lambda stage=stage: stage(run), device, repeats)
+        found[name] = median_ms(lambda stage=stage: stage(run), device, runs=repeats)
 
     def one_more() -> None:
         run.steps = 1  # as if it were the first
         fast.decode(run)
 
-    found["decode"] = median_ms(one_more, device, repeats)
-    found["ttft"] = wall_ms(lambda: fast.ttft(batch), device)
+    found["decode"] = median_ms(one_more, device, runs=repeats)
+    found["ttft"] = median_wall_ms(lambda: fast.ttft(batch), device)
     return found | {"captured": fast.captured(run), "bucket": [run.bucket.batch, run.bucket.length]}
 
 
@@ -217,10 +182,10 @@ def eager_times(vlm: PrunedVLM, batch: Batch, device: str, repeats: int = 10) ->
         vlm.backbone.generate(inputs, max_new_tokens=1, do_sample=False).cpu()
 
     return {
-        "encode": median_ms(lambda: vlm.encode(batch), device, repeats),
-        "prune_and_splice": median_ms(lambda: vlm.lm_inputs(batch, tokens), device, repeats),
-        "prefill": median_ms(prefill, device, repeats),
-        "ttft": wall_ms(ttft, device, repeats),
+        "encode": median_ms(lambda: vlm.encode(batch), device, runs=repeats),
+        "prune_and_splice": median_ms(lambda: vlm.lm_inputs(batch, tokens), device, runs=repeats),
+        "prefill": median_ms(prefill, device, runs=repeats),
+        "ttft": median_wall_ms(ttft, device, repeats),
     }
 
 
@@ -245,12 +210,12 @@ def gemms(fast: FastPath, device: str, rows: tuple[int, ...]) -> dict[str, Any]:
                     F.linear(x, weight)
 
             if device == "cpu":
-                each = median_ms(every, device, 3) / len(weights)
+                each = median_ms(every, device, runs=3) / len(weights)
             else:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
                     every()
-                each = median_ms(graph.replay, device, 10) / len(weights)
+                each = median_ms(graph.replay, device, runs=10) / len(weights)
             gigabytes = weights[0].numel() * weights[0].element_size() / 1e9
             found[f"{name}_{count}"] = {
                 "us": each * 1e3,
@@ -274,7 +239,7 @@ def attentions(fast: FastPath, device: str) -> dict[str, Any]:
             with torch.cuda.graph(graph):
                 for _ in range(32):
                     function()
-            return median_ms(graph.replay, device, 10) / 32 * 1e3
+            return median_ms(graph.replay, device, runs=10) / 32 * 1e3
         except Exception as error:
             return type(error).__name__
 
@@ -366,7 +331,7 @@ def check_llava(log: Log, *, tiny: bool, device: str) -> None:
     model.generation_config.eos_token_id = None
     weights = sum(p.numel() * p.element_size() for p in model.model.language_model.layers.parameters())
     weights += model.lm_head.weight.numel() * model.lm_head.weight.element_size()
-    copied = log.part("bandwidth", lambda: bandwidth(device, 2**20 if tiny else 2**30))
+    copied = log.part("bandwidth", lambda: {"copy_gb_s": copy_bandwidth(device, size=2**20 if tiny else 2**30) / 1e9})
     if copied:
         floor = weights / copied["copy_gb_s"] / 1e6
         log.part("floor_ms", lambda: {"weights_gb": weights / 1e9, "floor_ms": floor})
