@@ -158,6 +158,8 @@ class TrainablePruner(ScoringPruner):
     trained: ClassVar[bool] = True
     # Whether the weights of a training step sum to K; else a penalty holds them near it.
     exact_in_training: bool = True
+    # Whether training hides tokens from attention (`Restricted.heard`) instead of changing them.
+    hides_tokens: bool = False
 
     @abstractmethod
     def restrict(

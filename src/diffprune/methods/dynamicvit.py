@@ -52,6 +52,7 @@ class DynamicViT(TrainablePruner):
     )
     Options: ClassVar[type] = DynamicViTOptions
     exact_in_training = False
+    hides_tokens = True
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)

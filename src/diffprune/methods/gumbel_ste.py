@@ -92,6 +92,7 @@ class GumbelSTE(TrainablePruner):
         self.throttle_noise = FeatureStatistics(spec.width) if makes_noise and options.noise == "matched" else None
         self.throttle_block = DiagonalBlock(spec) if makes_noise else None
         self.exact_in_training = options.choice == "topk"
+        self.hides_tokens = not makes_noise
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         return self.scorer(tokens.x, mask=tokens.padding_mask, coords=tokens.coords, segment=tokens.segment)

@@ -13,7 +13,6 @@ from diffprune.checkpoint import exported_state
 from diffprune.config import RunConfig, load_config
 from diffprune.evaluate.native import Throttle
 from diffprune.methods.base import Pruner, TrainablePruner
-from diffprune.methods.dynamicvit import DynamicViT
 from diffprune.train.checkpointing import RUN_FILE, load_latest
 
 
@@ -35,7 +34,7 @@ def load_throttled(folder: Path, deployed: Pruner) -> tuple[Pruner, Throttle]:
             f"{folder} holds no training checkpoint, so there is no throttler to measure; give the folder "
             "`diffprune train` wrote, or leave --throttled out"
         )
-    if getattr(deployed.options, "dropped", "noise") == "masked" or isinstance(deployed, DynamicViT):
+    if deployed.hides_tokens:
         raise ValueError(
             f"{deployed.name!r} hides tokens from attention in training, which nothing can generate with; "
             f"leave --throttled out for {folder}"
