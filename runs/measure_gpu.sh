@@ -3,7 +3,7 @@
 #
 #   runs/measure_gpu.sh OUT COMMIT [part ...]
 #
-#   runs/measure_gpu.sh out/results abc1234                     all parts, about ten minutes on an H200
+#   runs/measure_gpu.sh out/results abc1234                     all parts, about twelve minutes on an H200
 #   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
@@ -28,11 +28,15 @@ profile() { # seconds, options
 }
 
 llava="--backbone llava-1.5-7b --keep 64"
-before=cls_attention,random,holov,visionzip,divprune,prunesid
+all=full,diffprune,pyramiddrop,cls_attention,random,holov,visionzip,divprune,prunesid,fastv
 run_part() {
     case $1 in
-    # shellcheck disable=SC2086
-    ttft) profile 150 $llava --methods "full,diffprune,pyramiddrop,$before,fastv" --text 40,100 --batch 1 --out "$out/ttft.json" ;;
+    ttft) # each path has a process of its own, so that nothing compiled is near the eager rows
+        # shellcheck disable=SC2086
+        profile 80 $llava --methods "$all" --text 40,100 --batch 1 --paths eager --out "$out/ttft.json"
+        # shellcheck disable=SC2086
+        profile 150 $llava --methods "$all" --text 40,100 --batch 1 --paths fast --kernels 12 --append --out "$out/ttft.json"
+        ;;
     # shellcheck disable=SC2086
     batch) profile 60 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --append --out "$out/ttft.json" ;;
     qwen)

@@ -12,7 +12,7 @@
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
-# LEARNED, KNOBS, EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
+# SCORERS (of our own, and Gumbel-STE), LEARNED (methods), KNOBS, EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
 set -uo pipefail
 
 stage=$1 out=$2 commit=$3
@@ -38,6 +38,8 @@ else
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=128,64}"
 fi
 : "${LEARNED:=visionselector oc_vtp dynamicvit dynamic_llava atp_llava p_mod glimpse_prune}" "${PRECISION:=float32}"
+: "${SCORERS:=diffprune dedicated gumbel_ste diffprune-paper diffprune-scale diffprune-global}"
+: "${DEDICATED_KEEP:=$KEEP}"
 # Overrides of our own scorers: what the validation split chose (docs/log.md).
 : "${OURS:=recipe=bridge method.standardise=true}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
@@ -110,18 +112,20 @@ train() { # name, seed, overrides
 main_trainings() {
     local seed keep name
     for seed in $SEEDS; do
-        # shellcheck disable=SC2086  # overrides are words
-        train diffprune "$seed" "budget.range=$RANGE" $OURS
-        for keep in ${KEEP//,/ }; do
-            # shellcheck disable=SC2086
-            train "diffprune-k$keep" "$seed" budget.range=null "budget.keep=$keep" $OURS
+        for name in $SCORERS; do
+            # shellcheck disable=SC2086  # overrides are words
+            case $name in
+            diffprune) train diffprune "$seed" "budget.range=$RANGE" $OURS ;;
+            dedicated)
+                for keep in ${DEDICATED_KEEP//,/ }; do
+                    train "diffprune-k$keep" "$seed" budget.range=null "budget.keep=$keep" $OURS
+                done
+                ;;
+            diffprune-paper) train "$name" "$seed" "budget.range=$RANGE" recipe=paper ;;
+            diffprune-*) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" $OURS ;;
+            *) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" ;;
+            esac
         done
-        train gumbel_ste "$seed" "budget.range=$RANGE" method.name=gumbel_ste
-        train diffprune-paper "$seed" "budget.range=$RANGE" recipe=paper
-        # shellcheck disable=SC2086
-        train diffprune-scale "$seed" "budget.range=$RANGE" method.name=diffprune-scale $OURS
-        # shellcheck disable=SC2086
-        train diffprune-global "$seed" "budget.range=$RANGE" method.name=diffprune-global $OURS
     done
     for name in $LEARNED; do
         train "$name" "$seed1" "budget.range=$RANGE" "method.name=$name"
@@ -158,19 +162,19 @@ evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner 
 asked() { echo --questions "$QUESTIONS" --keep "$KEEP"; }
 
 main_evaluations() {
-    local name found=() keep seed
+    local name found=() keep seed throttled
     # The longest first.
     evaluate any --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune diffprune)" \
         --methods random --seeds 0
-    # shellcheck disable=SC2046
-    evaluate diffprune $(asked) --pruner "$(trained diffprune diffprune)" --throttled
-    # shellcheck disable=SC2046
-    evaluate diffprune-paper $(asked) --pruner "$(trained diffprune-paper diffprune-paper)" --throttled
-    for name in gumbel_ste diffprune-scale diffprune-global; do
-        # shellcheck disable=SC2046
-        evaluate "$name" $(asked) --pruner "$(trained "$name" "$name")"
+    for name in ${SCORERS/dedicated/}; do
+        for seed in $SEEDS; do
+            throttled=
+            case $name in diffprune | diffprune-paper) throttled=--throttled ;; esac
+            # shellcheck disable=SC2046
+            evaluate "$name@$seed" $(asked) --pruner "$(SEEDS=$seed trained "$name" "$name")" $throttled
+        done
     done
-    for keep in ${KEEP//,/ }; do
+    for keep in ${DEDICATED_KEEP//,/ }; do
         found+=("$(trained "diffprune-dedicated@$keep" "diffprune-k$keep")")
     done
     # shellcheck disable=SC2046
@@ -252,13 +256,13 @@ join() { # name, options; files of evaluations that are not there are passed ove
 tables() {
     local others=()
     for name in $LEARNED; do others+=("$name"); done
-    join scenes_main diffprune diffprune-paper gumbel_ste 'free-*' "${others[@]}" -- --versus diffprune \
+    join scenes_main 'diffprune@*' 'diffprune-paper@*' 'gumbel_ste@*' 'free-*' "${others[@]}" -- --versus diffprune \
         --methods 'diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*'
-    join scenes_methods diffprune gumbel_ste 'free-*' "${others[@]}" -- --versus diffprune --methods 'random,*' \
+    join scenes_methods 'diffprune@*' 'gumbel_ste@*' 'free-*' "${others[@]}" -- --versus diffprune --methods 'random,*' \
         --without diffprune-throttled
-    join scenes_ablation diffprune diffprune-scale diffprune-global gumbel_ste -- --versus diffprune \
+    join scenes_ablation 'diffprune@*' 'diffprune-scale@*' 'diffprune-global@*' 'gumbel_ste@*' -- --versus diffprune \
         --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
-    join scenes_any_budget diffprune dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
+    join scenes_any_budget 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
     join scenes_knobs knobs -- --methods 'random,first,*'
 }
 
