@@ -7,7 +7,7 @@
 #   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
-# Parts: ttft batch qwen throughput selection training backbones render tests. Each has its own time and writes as it
+# Parts: ttft batch kernels qwen throughput selection training backbones render tests. Each has its own time and writes as it
 # goes; what fails does not stop the rest. OUT gets the files for results/.
 set -uo pipefail
 
@@ -28,32 +28,36 @@ profile() { # seconds, options
 }
 
 llava="--backbone llava-1.5-7b --keep 64"
-all=full,diffprune,pyramiddrop,cls_attention,random,holov,visionzip,divprune,prunesid,fastv
+before=cls_attention,holov,divprune,visionzip,prunesid,random
 run_part() {
     case $1 in
-    ttft) # each path has a process of its own, so that nothing compiled is near the eager rows
+    # The stock model and ours on both paths; then the others on the fast one, the first text length of all first.
+    ttft)
         # shellcheck disable=SC2086
-        profile 80 $llava --methods "$all" --text 40,100 --batch 1 --paths eager --out "$out/ttft.json"
+        profile 95 $llava --methods full,diffprune --text 40,100 --batch 1 --out "$out/ttft.json"
         # shellcheck disable=SC2086
-        profile 150 $llava --methods "$all" --text 40,100 --batch 1 --paths fast --kernels 12 --append --out "$out/ttft.json"
+        profile 100 $llava --methods "pyramiddrop,$before,fastv" --text 40,100 --batch 1 --paths fast --no-decode \
+            --append --out "$out/ttft.json"
         ;;
     # shellcheck disable=SC2086
-    batch) profile 60 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --append --out "$out/ttft.json" ;;
+    batch) profile 75 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --runs 10 --append --out "$out/ttft.json" ;;
+    # shellcheck disable=SC2086
+    kernels) profile 45 $llava --methods diffprune --text 40 --batch 1 --paths fast --no-decode --kernels 14 --out "$out/kernels.json" ;;
     qwen)
         profile 60 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --text 40,100 \
             --batch 1 --out "$out/ttft_qwen.json"
         ;;
     throughput)
         # shellcheck disable=SC2086
-        profile 90 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,4,16,64 --out "$out/throughput.json"
+        profile 65 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,8,32,64 --out "$out/throughput.json"
         ;;
     selection)
-        timeout 110 "$python" -m diffprune.measure.selection --device cuda --seconds 80 --commit "$commit" \
-            --out "$out/selection_time.json" | tail -n 1
+        timeout 95 "$python" -m diffprune.measure.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
+            --commit "$commit" --out "$out/selection_time.json" | tail -n 1
         ;;
     training)
-        timeout 130 "$python" -m diffprune.measure.train_size --device cuda --seconds 90 --commit "$commit" \
-            --out "$out/train_7b.json" | cut -c1-120
+        timeout 110 "$python" -m diffprune.measure.train_size --device cuda --seconds "${TRAINING_SECONDS:-75}" \
+            --commit "$commit" --out "$out/train_7b.json" | cut -c1-120
         ;;
     backbones) timeout 200 "$python" -m diffprune.measure.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
     render) timeout 40 "$python" -m diffprune.measure.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
@@ -62,7 +66,7 @@ run_part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- render ttft batch training selection qwen throughput tests backbones
+[ $# -gt 0 ] || set -- render ttft batch kernels training selection qwen throughput tests backbones
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"

@@ -157,6 +157,22 @@ class Budget:
         return torch.tensor([self.count(int(n)) for n in mask.sum(-1).cpu()], dtype=torch.int64, device=mask.device)
 
 
+def parse_budgets(text: str) -> list[int | float]:
+    """What is to be kept, from a comma-separated list of the command line, each once."""
+    budgets = [Budget.parse(item).keep for item in text.split(",") if item]
+    require_distinct(budgets)
+    return list(dict.fromkeys(budgets))
+
+
+def require_distinct(budgets: Sequence[int | float]) -> None:
+    """An error where one token and all tokens are both asked for: 1 and 1.0 are the same key wherever rows have one."""
+    if {type(keep) for keep in budgets if keep == 1} == {int, float}:
+        raise ValueError(
+            "keep=1 is one token and keep=1.0 is all of them, and results cannot tell the two apart; "
+            "measure them in two runs"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ImageSelection:
     """What was kept of one image.

@@ -1,6 +1,7 @@
 """The fast path against the reference path: the same logits, the same answers, and what does not fit says so once."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,26 @@ def test_an_answer_of_no_token_is_refused() -> None:
     vlm = compiled("llava")
     with pytest.raises(ValueError, match="max_new_tokens=0 leaves nothing to say"):
         answer(vlm, [tiny.picture(1)], QUESTIONS[0], max_new_tokens=0)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("text_bucket", [1, 64])
+def test_a_language_model_that_is_not_what_its_parts_say_is_refused_however_small_the_cache(
+    family: str, text_bucket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"batch_sizes": (1,), "text_buckets": (text_bucket,), "max_new_tokens": 1}
+    vlm = compiled(family, "feature_norm", keep=1, **options)
+    columns = vlm.fast.store.num_columns()
+    assert (columns == 8) == (text_bucket == 1)  # fewer than the probe prompt has tokens
+    read = fast_path.read_decoder
+
+    def misread(*arguments: Any, **settings: Any) -> Any:
+        weights = read(*arguments, **settings)
+        return replace(weights, final_norm=weights.final_norm * torch.linspace(0.5, 2, len(weights.final_norm)))
+
+    monkeypatch.setattr(fast_path, "read_decoder", misread)
+    with pytest.raises(ValueError, match="the fast path gives other logits than the language model"):
+        compiled(family, "feature_norm", keep=1, **options)
 
 
 @pytest.mark.parametrize("family", list(SIZES))

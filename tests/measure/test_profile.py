@@ -181,12 +181,36 @@ def test_what_there_was_no_time_for_is_no_row_but_has_a_name():
     assert profile.not_run(settings, rows) == ["qwen2.5-vl-7b, full, 1.0, eager, batch 2, text 40"]
 
 
-def test_what_matters_most_is_measured_first():
-    settings = profile.Settings(**{**OPTIONS, "texts": [40, 100]}, methods=["full", "diffprune", "holov"])
-    order = [(head["method"], head["path"], head["num_text"]) for head in profile.planned(settings)]
-    fast = [(method, "fast", text) for text in (40, 100) for method in ("full", "diffprune", "holov")]
-    late = [(method, "eager", text) for text in (40, 100) for method in ("diffprune", "holov")]
-    assert order == [("full", "eager", 40), ("full", "eager", 100), *fast, *late]
+def test_nothing_is_compiled_before_the_last_eager_row():
+    settings = profile.Settings(
+        **{**OPTIONS, "texts": [40, 100]}, methods=["full", "diffprune", "holov"], paths=["fast", "eager"]
+    )
+    order = [(head["path"], head["num_text"], head["method"]) for head in profile.planned(settings)]
+    assert order == [
+        (path, text, method)
+        for path in ("eager", "fast")
+        for text in (40, 100)
+        for method in ("full", "diffprune", "holov")
+    ]
+
+
+def test_a_method_leaves_only_the_shared_weights_to_the_next(subject):
+    weights = profile.FastWeights(profile.Settings(**OPTIONS))
+    first, second = (with_method(subject, "diffprune", keep=3, dtype=torch.float32) for _ in range(2))
+    weights.compile(first, batches=[2], texts=[40], decode=False)
+    assert first.fast.buckets and first.fast.scorer is not None
+    weights.compile(second, batches=[2], texts=[40], decode=False)
+    assert not first.fast.buckets and not first.fast.store.flat and first.fast.scorer is None
+    assert second.fast.buckets and second.fast.scorer is not None and second.fast.decoder is first.fast.decoder
+
+
+def test_kernels_are_listed_after_every_row_was_timed():
+    seen: list[list[bool]] = []
+    settings = profile.Settings(**OPTIONS, methods=["full", "random"], decode=False, kernels=2)
+    rows = profile.profile(settings, lambda rows: seen.append(["kernels" in row for row in rows[1:]]))
+    assert [len(row["kernels"]) for row in rows[1:]] == [2] * 4
+    assert all(" ms, " in line for row in rows[1:] for line in row["kernels"])
+    assert not any(map(any, seen[:4])) and seen[-1] == [True] * 4
 
 
 def test_without_decoding_the_fast_path_still_gives_first_tokens(subject):
@@ -304,6 +328,8 @@ def test_options_become_settings():
         ({"size": "huge"}, "size 'huge' is not known"),
         ({"dtype": "int8"}, "dtype 'int8' is not known"),
         ({"keep": "0"}, "keep=0 keeps nothing"),
+        ({"keep": "1.0,1"}, "keep=1 is one token and keep=1.0 is all of them"),
+        ({"device": "warp"}, "device 'warp' cannot be used here"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(changed, sentence):

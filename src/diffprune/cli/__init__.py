@@ -1,7 +1,7 @@
 """The command line: every file here is one subcommand, named like its file, and has a function `command`.
 
 `main.py` finds them, so a new subcommand is a new file and nothing else. Files import torch, transformers and the rest
-of the library inside `command`, which keeps `--help` quick. What several of them print with is here.
+of the library inside `command`, which keeps `--help` quick. What several of them share is here.
 """
 
 from __future__ import annotations
@@ -46,6 +46,20 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ValueError(f"cannot write into {folder} ({error.strerror}); choose another folder with --out") from error
+
+
+def choose_device(text: str) -> str:
+    """The device that is asked for, where it is there; a GPU where there is one and none is asked for."""
+    import torch
+
+    if not text:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=text)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {text!r} cannot be used here ({reason}); try --device cpu") from None
+    return text
 
 
 @contextmanager

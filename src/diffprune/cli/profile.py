@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffprune.cli import print_json, print_table, require_writable
+from diffprune.cli import choose_device, print_json, print_table, require_writable
 
 if TYPE_CHECKING:
     from diffprune.measure.profile import Settings
@@ -36,7 +36,9 @@ def command(
     decode: Annotated[
         bool, typer.Option("--decode/--no-decode", help="Time decoding too; without, the fast path warms up sooner.")
     ] = True,
-    kernels: Annotated[int, typer.Option(min=0, help="List so many of the slowest kernels of each prefill.")] = 0,
+    kernels: Annotated[
+        int, typer.Option(min=0, help="At the end, list so many of the slowest kernels of each prefill.")
+    ] = 0,
     throughput: Annotated[
         bool, typer.Option("--throughput", help="Instead, a closed loop of requests through the fast path.")
     ] = False,
@@ -90,6 +92,8 @@ def command(
     if append and out is not None:
         earlier = measured.read_earlier(out, device=settings.device, commit=commit)
 
+    told: list[str] = []
+
     def report(rows: list[dict[str, Any]]) -> None:
         if out is not None:
             measured.save(
@@ -101,8 +105,10 @@ def command(
                 missing=measured.not_run(settings, rows),
                 earlier=earlier,
             )
-        if not as_json:
-            typer.echo(measured.one_line(rows[-1]), err=True)
+        line = measured.one_line(rows[-1])
+        if not as_json and line not in told:  # a row is reported again when its kernels are added
+            told.append(line)
+            typer.echo(line, err=True)
 
     rows = loop.throughput(settings, report) if throughput else measured.profile(settings, report)
     picture = figure or (out.with_suffix(".png") if out is not None else None)
@@ -146,16 +152,14 @@ def read_settings(
 
     from diffprune.measure.probes import check_methods, picture_size
     from diffprune.measure.profile import Settings
-    from diffprune.types import Budget
+    from diffprune.types import parse_budgets
 
     if size not in ("real", "tiny"):
         raise ValueError(f"size {size!r} is not known; give real or tiny")
     wanted = [path for path in paths.split(",") if path]
     if not wanted or set(wanted) - {"eager", "fast"}:
         raise ValueError(f"paths {paths!r} are not known; give eager, fast or eager,fast")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r}: torch sees no GPU here; give --device cpu (with --size tiny)")
+    device = choose_device(device)
     dtype = dtype or ("float16" if device.startswith("cuda") else "float32")
     if dtype not in ("float16", "bfloat16", "float32"):
         raise ValueError(f"dtype {dtype!r} is not known; give float16, bfloat16 or float32")
@@ -164,7 +168,7 @@ def read_settings(
         random_weights=random_weights,
         tiny=size == "tiny",
         methods=check_methods(methods.split(",")),
-        keeps=[Budget.parse(item).keep for item in keep.split(",") if item],
+        keeps=parse_budgets(keep),
         texts=_numbers(text, "text"),
         batches=_numbers(batch, "batch"),
         paths=wanted,

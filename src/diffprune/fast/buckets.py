@@ -50,6 +50,10 @@ class CacheStore:
             for _ in range(self.num_layers)
         ]
 
+    def num_columns(self) -> int:
+        """Columns that the cache of one prompt has room for."""
+        return len(self.flat[0][0]) // self.numel(1, 1)
+
     def view(self, batch: int, columns: Sequence[int]) -> list[Cache]:
         """Every layer's cache for so many rows, with its own number of columns."""
         caches = []

@@ -333,14 +333,12 @@ class FastPath:
     def _verify(self) -> None:
         """Refuse a language model whose own forward gives other logits: what its parts do not show shows here."""
         with self._timed("verify"):
-            batch = self.backbone.prepare(None, [PROBE], chat=False)
+            batch = first_columns(self.backbone.prepare(None, [PROBE], chat=False), self.store.num_columns())
             lm = self.backbone.splice(batch, None, None, None)
             wanted = self.backbone.logits(lm)[:, -1]
             plain = Decoder(self.decoder.weights, lambda function: function)
             length = lm.input_ids.shape[1]
-            cache = self.store.view(1, [length] * self.store.num_layers) if self._holds(length) else None
-            if cache is None:
-                return
+            cache = self.store.view(1, [length] * self.store.num_layers)
             last = torch.tensor([length - 1], device=self.device)
             found = plain.prefill(lm.inputs_embeds, lm.position_ids, last, cache)
             if self.backbone.two_way(lm) is not None or not close(found, wanted, self.dtype):
@@ -348,9 +346,6 @@ class FastPath:
                     f"the fast path gives other logits than the language model of {self.backbone.family}; "
                     "generate() works without it"
                 )
-
-    def _holds(self, length: int) -> bool:
-        return self.store.numel(1, length) <= len(self.store.flat[0][0])
 
     def _allocated(self) -> int:
         return torch.cuda.memory_reserved(self.device) if self.capture else 0
@@ -779,6 +774,13 @@ def capturable(choose: Choose, picture: Picture, k: int) -> bool:
         torch.cuda.synchronize()
         return False
     return True
+
+
+def first_columns(batch: Batch, count: int) -> Batch:
+    """The beginning of each prompt; nothing else of the batch is cut."""
+    shape = batch.features["input_ids"].shape
+    features = {key: value[:, :count] if value.shape == shape else value for key, value in batch.features.items()}
+    return replace(batch, features=features)
 
 
 def repeat_batch(batch: Batch, times: int) -> Batch:

@@ -68,7 +68,7 @@ class Settings:
         text_buckets: Of the fast path; its own where empty.
         seconds: Time for all of it; what does not fit is left out, and `not_run` names it.
         decode: Time decoding too; without, the fast path compiles no decoding step, which saves half of its warm-up.
-        kernels: Slowest kernels of a prefill to list in each row.
+        kernels: Slowest kernels of a prefill to list in each row, at the end and as far as time allows.
     """
 
     backbone: str
@@ -129,22 +129,26 @@ def profile(settings: Settings, report: Report = lambda rows: None) -> list[dict
     for head in planned(settings):
         if time.monotonic() > deadline:
             break
-        if head["path"] == "eager":
-            weights.drop()
         batch = batches[head["batch"], head["num_text"]]
         rows.append(head | measure_method(settings, subject, head, batch, hardware, weights))
         report(rows)
         release(settings.device)
+    if settings.kernels:
+        for row in rows:
+            if "ttft_ms" in row and time.monotonic() < deadline:
+                row["kernels"] = kernels_of(settings, subject, row, batches[row["batch"], row["num_text"]], weights)
+                report(rows)
+                release(settings.device)
     return rows
 
 
 def planned(settings: Settings) -> list[dict[str, Any]]:
-    """What each row is about, what matters most first, for runs whose time is short.
+    """What each row is about: the first text length of every method before the second of any, for short runs.
 
-    The stock model is what all is compared with, and is measured before the fast path has memory of its own. The fast
-    path of every method follows, and last the methods on the eager path.
+    All of the eager path comes before the first compilation: behind one, its rows would have the fast path's weights in
+    their memory and a slower Python.
     """
-    heads = [
+    return [
         {
             "method": method,
             "keep": keep,
@@ -153,18 +157,16 @@ def planned(settings: Settings) -> list[dict[str, Any]]:
             "batch": batch,
             "num_text": num_text,
         }
+        for path in eager_first(settings.paths)
         for batch in settings.batches
         for num_text in settings.texts
         for method, keep in cases(settings)
-        for path in settings.paths
     ]
 
-    def turn(head: dict[str, Any]) -> int:
-        if head["path"] == "fast":
-            return 1
-        return 0 if head["method"] == "full" else 2
 
-    return sorted(heads, key=turn)
+def eager_first(paths: Sequence[str]) -> list[str]:
+    """The paths in the order that leaves each undisturbed by the other."""
+    return sorted(paths, key=("eager", "fast").index)
 
 
 def not_run(settings: Settings, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -211,15 +213,35 @@ def measure_method(
 ) -> dict[str, Any]:
     """What is measured of one row; where that fails, the reason."""
     try:
-        vlm = with_method(subject, head["method"], keep=head["keep"], dtype=settings.dtype)
-        compiled: dict[str, Any] = {}
-        if head["path"] == "fast":
-            start = time.perf_counter()
-            weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], decode=settings.decode)
-            compiled = {"compile_s": time.perf_counter() - start}
+        vlm, compiled = make_ready(settings, subject, head, weights)
         return measure(settings, vlm, batch, head["path"], hardware) | compiled
     except Exception as error:
         return {"error": first_line(error)}
+
+
+def make_ready(
+    settings: Settings, subject: PrunedVLM, head: Mapping[str, Any], weights: "FastWeights"
+) -> tuple[PrunedVLM, dict[str, float]]:
+    """The model with the row's method on its path, and how long that took to compile."""
+    vlm = with_method(subject, head["method"], keep=head["keep"], dtype=settings.dtype)
+    if head["path"] == "eager":
+        return vlm, {}
+    start = time.perf_counter()
+    weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], decode=settings.decode)
+    return vlm, {"compile_s": time.perf_counter() - start}
+
+
+def kernels_of(
+    settings: Settings, subject: PrunedVLM, head: Mapping[str, Any], batch: Batch, weights: "FastWeights"
+) -> list[str]:
+    """The slowest kernels of a row's prefill; after all rows were timed, for the profiler slows what follows it."""
+    try:
+        vlm, _ = make_ready(settings, subject, head, weights)
+        return slowest_kernels(
+            make_probe(vlm, batch, head["path"]).stages["prefill"], settings.kernels, settings.device
+        )
+    except Exception as error:
+        return [first_line(error)]
 
 
 class FastWeights:
@@ -235,6 +257,7 @@ class FastWeights:
         options: dict[str, Any] = {}
         if self.first is not None:
             forget_graphs(self.first)
+            release(settings.device)
             options["share"] = self.first
         vlm.compile(
             keep=vlm.budget.keep,
@@ -247,13 +270,6 @@ class FastWeights:
         if self.first is None:
             self.first = vlm.fast
 
-    def drop(self) -> None:
-        """Free the weights, so that what is measured next does not have them in its memory."""
-        if self.first is not None:
-            forget_graphs(self.first)
-            self.first = None
-            release(self.settings.device)
-
 
 def text_bucket(num_text: int, buckets: Sequence[int]) -> int:
     """The smallest bucket that holds the text; the largest where none does, which then says so itself."""
@@ -261,9 +277,13 @@ def text_bucket(num_text: int, buckets: Sequence[int]) -> int:
 
 
 def forget_graphs(fast: Any) -> None:
-    """Free a fast path's buffers and graphs, all but its weights, so that the next method's memory is its own."""
+    """Free a fast path's buffers, graphs and scorer, so that the next method's memory is its own.
+
+    What is left are the weights that the next one shares.
+    """
     for held in (fast.buckets, fast.pictures, fast.choosers, fast.splicers, fast.store.flat):
         held.clear()
+    fast.scorer = None
 
 
 def first_line(error: Exception) -> str:
@@ -286,7 +306,7 @@ def release(device: str) -> None:
 def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardware: Hardware) -> dict[str, Any]:
     """Times, counts and memory of one method on one path over one batch."""
     device, text = settings.device, vlm.base.config.text_config
-    probe: Probe = FastProbe(vlm, batch) if path == "fast" else EagerProbe(vlm, batch)
+    probe = make_probe(vlm, batch, path)
     options: dict[str, Any] = {"runs": settings.runs, "warm_up": WARM_UP, "seconds": STAGE_SECONDS}
     timed = {name: times_ms(stage, device, **options) for name, stage in probe.stages.items()}
     times = {name: statistics.median(found) for name, found in timed.items()}
@@ -325,9 +345,12 @@ def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardwar
         row["decode_ratio_to_floor"] = step_ms / hardware.floor_ms(read_bytes(vlm), 0)
     if probe.graphs is not None:
         row["graphs"] = probe.graphs
-    if settings.kernels:
-        row["kernels"] = slowest_kernels(probe.stages["prefill"], settings.kernels, device)
     return row
+
+
+def make_probe(vlm: PrunedVLM, batch: Batch, path: str) -> Probe:
+    """The stages of that path over the batch."""
+    return FastProbe(vlm, batch) if path == "fast" else EagerProbe(vlm, batch)
 
 
 def inner_times(probe: Probe, device: str, runs: int) -> float | None:

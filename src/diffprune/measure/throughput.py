@@ -14,7 +14,7 @@ from typing import Any
 
 from diffprune.backbones.base import Batch
 from diffprune.measure.probes import EagerProbe, load_subject, make_batch, with_method
-from diffprune.measure.profile import FastWeights, Report, Settings, cases, first_line, release
+from diffprune.measure.profile import FastWeights, Report, Settings, cases, eager_first, first_line, release
 from diffprune.measure.timing import synchronize
 from diffprune.model import PrunedVLM
 
@@ -54,8 +54,8 @@ def throughput(settings: Settings, report: Report = lambda rows: None) -> list[d
     rows: list[dict[str, Any]] = []
     full: dict[tuple[str, int, int], float] = {}
     weights = FastWeights(settings)
-    for method, keep in cases(settings):
-        for path in settings.paths:
+    for path in eager_first(settings.paths):
+        for method, keep in cases(settings):
             head = {"method": method, "keep": keep, "backbone": settings.backbone, "path": path}
             vlm = None
             for batch in settings.batches:

@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Three sizes of one native-resolution model, scenes-qwen-s, -m and -l: trains them from scratch on one GPU, all side by
+# side, then a scorer for each, and measures what is left of them at five pruning rates.
+#
+#   runs/scaling.sh train MINUTES INIT OUT ROUND
+#   runs/scaling.sh probe WEIGHTS OUT COMMIT
+#
+#   runs/scaling.sh train 9 -          out/first  0     towers first, then the language models on top of them
+#   runs/scaling.sh train 9 out/first  out/second 1     language models again, with other scenes
+#   runs/scaling.sh probe out/second out/results abc1234
+#   SIZE=tiny runs/scaling.sh train 1 - out/tiny 0      the same way on a CPU, in two minutes; so does probe
+#
+# INIT, OUT and WEIGHTS of the trainings hold the folders s/, m/ and l/, each with its weights in files under 16 MiB and
+# log.jsonl; OUT/towers.tgz has the logs of the towers. `train` with STAGE=tower goes on with towers that are there.
+# What is under way lies in WORK (out/scaling). A process that fails does not stop the others.
+# Settings: SIZES ("s m l"), STAGE, TOWER_SHARE of MINUTES, OPTIONS of every training, WORKERS; SEEDS, STEPS, QUESTIONS
+# and JOBS of `probe`; MPS=0 keeps processes from sharing the GPU at the same time.
+set -uo pipefail
+
+what=$1
+here=$(cd "$(dirname "$0")/.." && pwd)
+cd "$here"
+python=${PYTHON:-python3}
+work=${WORK:-out/scaling}
+export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
+export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1}
+: "${SIZES:=s m l}" "${OPTIONS:=}"
+declare -A tower_batch=([s]=192 [m]=128 [l]=96) language_batch=([s]=192 [m]=160 [l]=128) workers=([s]=5 [m]=5 [l]=5)
+tiny=()
+if [ "${SIZE:-full}" = tiny ]; then
+    tiny=(--steps 2 --batch 2 --workers 0 --device cpu --no-compile)
+    : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${PROBE_SIZE:=tiny}"
+fi
+: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=500}" "${JOBS:=13}" "${PROBE_SIZE:=full}"
+
+running=()
+finish() { [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null; }
+trap 'finish; collect; stop_sharing; exit 143' TERM INT
+
+share_gpu() {
+    [ "${MPS:-1}" = 1 ] && [ "${SIZE:-full}" != tiny ] && command -v nvidia-cuda-mps-control >/dev/null || return 0
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    if nvidia-cuda-mps-control -d && timeout 40 "$python" -c 'import torch; torch.ones(2, device="cuda").sum().item()'; then
+        echo "processes share the GPU"
+    else
+        stop_sharing
+        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    fi
+}
+stop_sharing() { # the daemon would stay
+    [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
+}
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+stage() { # size, stage, minutes, folder to start from or -, folder to write
+    local size=$1 stage=$2 minutes=$3 from=$4 to=$5 start=() batch
+    [ "$from" = - ] || start=(--init "$from")
+    batch=${language_batch[$size]}
+    [ "$stage" = language ] || batch=${tower_batch[$size]}
+    # shellcheck disable=SC2086  # options are words
+    "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$size" --stage "$stage" --round "$round" \
+        --minutes "$minutes" "${start[@]}" --out "$to" --batch "$batch" --workers "${WORKERS:-${workers[$size]}}" \
+        ${tiny[@]+"${tiny[@]}"} $OPTIONS
+}
+
+train_size() { # size; runs as a process of its own
+    local size=$1 tower_minutes rest
+    if [ "${STAGE:-}" = tower ]; then
+        [ "$init" = - ] && stage "$size" tower "$minutes" - "$work/new/$size" && return
+        stage "$size" tower "$minutes" "$init/$size" "$work/new/$size"
+    elif [ "$init" = - ]; then
+        tower_minutes=$(awk "BEGIN { print $minutes * ${TOWER_SHARE:-0.5} }")
+        rest=$(awk "BEGIN { print $minutes - $tower_minutes }")
+        stage "$size" tower "$tower_minutes" - "$work/tower/$size" &&
+            stage "$size" language "$rest" "$work/tower/$size" "$work/new/$size"
+    else
+        stage "$size" language "$minutes" "$init/$size" "$work/new/$size"
+    fi
+}
+
+collect() {
+    [ "$what" = train ] || return 0
+    local size from
+    mkdir -p "$out"
+    for size in $SIZES; do
+        from=$work/new/$size
+        [ -n "$(ls "$from"/model*.safetensors 2>/dev/null)" ] || from=$work/tower/$size # as far as it came
+        [ -n "$(ls "$from"/model*.safetensors 2>/dev/null)" ] || continue
+        mkdir -p "$out/$size"
+        rm -f "$out/$size"/model*.safetensors
+        cp "$from"/model*.safetensors "$from/log.jsonl" "$out/$size/"
+    done
+    [ ! -d "$work/tower" ] || tar -czf "$out/towers.tgz" -C "$work" --exclude='*.safetensors*' tower
+}
+
+train() {
+    minutes=$1 init=$2 out=$3 round=$4
+    rm -rf "$work/new" "$work/tower"
+    mkdir -p "$work/logs"
+    share_gpu
+    local size failed=0
+    for size in $SIZES; do
+        train_size "$size" >"$work/logs/$size.log" 2>&1 &
+        running+=($!)
+    done
+    for process in "${running[@]}"; do wait "$process" || failed=1; done
+    running=()
+    collect
+    stop_sharing
+    for size in $SIZES; do
+        echo "== $size"
+        grep -E "^(step|check=(full|objects|background)|deviation|Traceback|[A-Za-z.]*Error)" "$work/logs/$size.log" |
+            tail -n "${LINES_TOLD:-6}" | cut -c1-420
+    done
+    du -sh "$out"
+    return $failed
+}
+
+# --- scorers and answers ----------------------------------------------------------------------------------------------
+
+probe() {
+    local weights=$1 commit=$3 size seed failed=0 device=()
+    out=$2
+    mkdir -p "$work/logs" "$work/models" "$out"
+    for size in $SIZES; do
+        "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$size" --stage package \
+            --init "$weights/$size" --out "$work/models/scenes-qwen-$size" >"$work/logs/package-$size.log" 2>&1 ||
+            echo "packing $size failed: $(tail -n 1 "$work/logs/package-$size.log")"
+    done
+    [ "$PROBE_SIZE" != tiny ] || device=(--device cpu)
+    share_gpu
+    {
+        for size in l m s; do
+            case " $SIZES " in *" $size "*) ;; *) continue ;; esac
+            for seed in $SEEDS; do echo "scenes-qwen-$size diffprune,random $seed"; done
+            for methods in fastv holov divprune,visionzip hidden_norm,oracle; do echo "scenes-qwen-$size $methods 0"; done
+        done
+    } >"$work/parts.txt"
+    # shellcheck disable=SC2016  # expanded by the inner shell
+    xargs -a "$work/parts.txt" -P "$JOBS" -L 1 bash -c '
+        name=$1-${2//,/-}-$3
+        "${@:8}" -m diffprune probe scaling --backbone "$1" --methods "$2" --seeds "$3" --weights "$4/models" \
+            --work "$4/parts" --out "$5" --questions "$6" --steps "$7" >"$4/logs/$name.log" 2>&1 ||
+            echo "$name failed: $(tail -n 1 "$4/logs/$name.log" | cut -c1-300)"' \
+        part
+    running=()
+    stop_sharing
+    return $failed
+}
+
+case $what in
+train | probe)
+    shift
+    "$what" "$@"
+    ;;
+*)
+    echo "there is no $what; choose train or probe" >&2
+    exit 2
+    ;;
+esac
