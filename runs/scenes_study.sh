@@ -12,7 +12,7 @@
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
-# SCORERS (of our own, and Gumbel-STE), LEARNED (methods), KNOBS, EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
+# SCORERS (of our own, and Gumbel-STE), LEARNED and FREE (methods with and without training), KNOBS, EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
 set -uo pipefail
 
 stage=$1 out=$2 commit=$3
@@ -185,14 +185,16 @@ main_evaluations() {
         [ -f "$seed/model.safetensors" ] && evaluate "$name" $(asked) --pruner "$seed"
     done
     # Methods without training, a few to a process.
-    "$python" - "$GROUP" <<'PYTHON' |
+    "$python" - "$GROUP" "${FREE:-}" <<'PYTHON' |
 import sys
 from diffprune.registry import METHODS
 
 size = int(sys.argv[1])
 free = [name for name in METHODS.names() if not METHODS.get(name).trained and name != "full"]
+wanted = sys.argv[2].split() or ["random", "oracle", *free]
 slow = [name for name in free if METHODS.get(name).place == "inside the LLM"]
 names = ["random", "oracle", *(name for name in [*slow, *free] if name != "random" and name not in slow), *slow]
+names = [name for name in names if name in wanted]
 count = -(-len(names) // size)
 for first in range(count):  # dealt out, so that slow ones do not come together
     print(first, ",".join(dict.fromkeys(names[first::count])))
