@@ -119,6 +119,13 @@ def test_runs_of_two_commits_are_refused(tmp_path: Path) -> None:
         join_files([a, b], tmp_path / "c.json")
 
 
+def test_runs_of_two_commits_can_be_asked_for_and_are_told_apart(tmp_path: Path) -> None:
+    a, b = saved(tmp_path, "a", sheet(*OURS)), saved(tmp_path, "b", sheet(RANDOM))
+    b.write_text(b.read_text().replace('"abc"', '"def"').replace('"a card"', '"a CPU"'))
+    joined = join_files([a, b], tmp_path / "c.json", mixed=True)
+    assert joined.commit == "abc" and joined.device == "a card" and joined.notes.endswith("random: commit def on a CPU")
+
+
 def test_a_lead_of_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
     a = saved(tmp_path, "a", sheet(RANDOM))
     with pytest.raises(ValueError, match="--versus 'diffprune' is not among the methods joined"):

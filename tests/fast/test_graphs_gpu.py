@@ -8,7 +8,11 @@ import torch
 from diffprune.model import PrunedVLM
 from tests import tiny
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),  # torch's compiler has advice of its own for each kind of GPU
+]
 
 
 def on_gpu(family: str, method: str, **options: Any) -> PrunedVLM:

@@ -149,6 +149,17 @@ def test_an_unknown_model_is_one_sentence():
         plan.plan("llava-1.5-7b", H200, image=(336, 336), keep=64, batch=0)
 
 
+def test_layers_that_hold_fewer_tokens_are_less_work():
+    model = plan.describe("llava-1.5-7b")
+    whole = plan.prefill_work(model, 616, 2)
+    head = 2 * 2 * model.text.hidden_size * model.text.vocab_size  # of two prompts
+    (even,) = plan.dropping_work(model, [616] * 32, 2)
+    assert even.flops == whole.flops - head and (even.tokens, even.layers) == (whole.tokens, whole.layers)
+    first, rest = plan.dropping_work(model, [616] * 2 + [104] * 30, 2)
+    assert (first.layers, rest.layers) == (2, 30) and (first.tokens, rest.tokens) == (1232, 208)
+    assert first.read + rest.read == even.read and first.flops + rest.flops < even.flops / 4
+
+
 def test_our_reference_model_can_be_planned():
     full, _, _ = plan.plan("scenes-llava", GPUS["l4"], image=(192, 192), keep=64)
     assert full["num_visual"] == 576
@@ -184,7 +195,7 @@ def test_rows_that_drop_inside_the_language_model_are_left_out():
     rows = rows_from(Calibration(prefill=TRUE, vision=TRUE, host_ms=0.0, source="made"))
     inside = {**rows[0], "method": "pyramiddrop"}
     failed = {"method": "full", "backbone": "llava-1.5-7b", "path": "fast", "batch": 1, "error": "no"}
-    assert len(plan.measured_rows(results_of([*rows, inside, failed]), "fast")) == 12
+    assert len(plan.even_rows(results_of([*rows, inside, failed]), "fast")) == 12
     assert plan.measured_rows(results_of(rows), "eager") == []
 
 

@@ -98,6 +98,7 @@ def test_a_missing_gpu_is_one_sentence(tmp_path, capsys):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("default")  # of torch's profiler
 def test_on_a_gpu_choices_are_captured_and_launches_counted(tmp_path):
     out = tmp_path / "selection_time.json"
     selection.main(["--size", "tiny", "--device", "cuda", "--out", str(out), "--commit", "abc"])

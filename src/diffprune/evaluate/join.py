@@ -89,16 +89,24 @@ def join_files(
     also: Sequence[str] = (),
     command: str | None = None,
     notes: str = "",
+    mixed: bool = False,
 ) -> Results:
-    """Write the joined results file and its answers; the parts must come from one commit and one kind of device."""
+    """Write the joined results file and its answers.
+
+    Args:
+        mixed: The parts may come from several commits and kinds of device; the notes then say which methods did not
+            come from the first part's. Without it they are refused.
+    """
     parts = [read_results(path) for path in paths]
+    sheets = [read_sheet(answers_file(path)) for path in paths]
     for key in ("commit", "device"):
         values = dict.fromkeys(getattr(part, key) for part in parts)
-        if len(values) > 1:
+        if len(values) > 1 and not mixed:
             raise ValueError(
-                f"the runs come from more than one {key} ({', '.join(values)}); measure them anew together"
+                f"the runs come from more than one {key} ({', '.join(values)}); measure them anew together, "
+                "or say --mixed"
             )
-    joined, differ = join_sheets([read_sheet(answers_file(path)) for path in paths], [str(path) for path in paths])
+    joined, differ = join_sheets(sheets, [str(path) for path in paths])
     sheet = Sheet(joined.questions, joined.chance, choose_runs(joined.answers, methods, budgets, without))
     if versus is not None and versus not in {one.run.method for one in sheet.answers}:
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
@@ -114,8 +122,22 @@ def join_files(
         commit=parts[0].commit,
         device=parts[0].device,
         seeds=sorted({one.run.seed for one in sheet.answers[1:]}),
-        notes="; ".join([*([notes] if notes else []), *said, *([told] if differ else [])]),
+        notes="; ".join(
+            [*([notes] if notes else []), *said, *other_origins(parts, sheets), *([told] if differ else [])]
+        ),
     )
+
+
+def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet]) -> list[str]:
+    """Which methods were measured at another commit or on another kind of device than those of the first part."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for part, sheet in zip(parts, sheets, strict=True):
+        if (part.commit, part.device) != (parts[0].commit, parts[0].device):
+            found.setdefault((part.commit, part.device), []).extend(one.run.method for one in sheet.answers[1:])
+    return [
+        f"{', '.join(dict.fromkeys(methods))}: commit {commit} on {device}"
+        for (commit, device), methods in found.items()
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -132,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--also", default="", help="comma-separated tasks to sum up over once more")
     parser.add_argument("--command", help="what to record as the command that makes the file again")
     parser.add_argument("--notes", default="", help="a sentence the reader of the table needs")
+    parser.add_argument("--mixed", action="store_true", help="take parts of several commits or kinds of device")
     given = parser.parse_args(arguments)
 
     def words(text: str) -> list[str]:
@@ -147,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         also=words(given.also),
         command=given.command,
         notes=given.notes,
+        mixed=given.mixed,
     )
     print(f"{given.out}: {len(results.rows)} rows from {len(given.files)} runs")
 

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from diffprune.measure.flops import (
     encoder_flops,
     head_width,
     kv_bytes,
+    layer_tokens,
     layer_weights,
     prefill_flops,
     projector_flops,
@@ -28,7 +30,7 @@ from diffprune.measure.flops import (
 from diffprune.measure.gpus import Gpu, find_gpu, gpu_of_device
 from diffprune.measure.roofline import FEWEST_POINTS, Calibration, Curve, Work, fit_curve
 from diffprune.measure.shapes import SHAPES, build
-from diffprune.methods.base import LayerPruner
+from diffprune.methods.base import LayerPruner, build_method
 from diffprune.nn import BlockSpec
 from diffprune.registry import METHODS
 from diffprune.results import Results
@@ -122,6 +124,24 @@ def prefill_work(model: Model, num_columns: int, batch: int, itemsize: int = 2) 
         tokens=batch * num_columns,
         layers=model.text.num_hidden_layers,
     )
+
+
+def dropping_work(model: Model, layers: Sequence[int], batch: int, itemsize: int = 2) -> list[Work]:
+    """The same where layers hold different numbers of tokens: one piece for each run of equal layers."""
+    pieces: list[Work] = []
+    weights = layer_weights(model.text)
+    for num_columns, run in groupby(layers):
+        count = len(list(run))
+        share = prefill_flops(model.text, num_columns) - prefill_flops(model.text, 0)  # of all layers, without the head
+        pieces.append(
+            Work(
+                flops=batch * share * count / model.text.num_hidden_layers,
+                read=count * weights * itemsize,
+                tokens=batch * num_columns,
+                layers=count,
+            )
+        )
+    return pieces
 
 
 def vision_work(model: Model, num_visual: int, batch: int, itemsize: int = 2) -> Work:
@@ -283,15 +303,15 @@ def plan(
 
 
 def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
-    """Rows of a profile on that path whose language model holds the same tokens in all layers."""
+    """Rows of a profile on that path."""
     return [
-        row
-        for row in results.rows
-        if row.get("path") == path
-        and "prefill_ms" in row
-        and row.get("backbone") in SHAPES
-        and not issubclass(METHODS.get(row["method"]), LayerPruner)
+        row for row in results.rows if row.get("path") == path and "prefill_ms" in row and row.get("backbone") in SHAPES
     ]
+
+
+def even_rows(results: Results, path: str) -> list[dict[str, Any]]:
+    """Those whose language model holds the same tokens in all layers, to which curves are fitted."""
+    return [row for row in measured_rows(results, path) if not issubclass(METHODS.get(row["method"]), LayerPruner)]
 
 
 def card_of(found: Sequence[Results], fallback: Gpu | None = None) -> Gpu:
@@ -309,7 +329,7 @@ def card_of(found: Sequence[Results], fallback: Gpu | None = None) -> Gpu:
 
 def calibrate(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> Calibration:
     """Curves fitted to what `diffprune profile` measured on one card; `gpu` is it where the results name none known."""
-    rows = [row for results in found for row in measured_rows(results, path)]
+    rows = [row for results in found for row in even_rows(results, path)]
     gpu = card_of(found, gpu)
     vision = [
         (vision_work(describe(row["backbone"]), row["num_visual"], row["batch"]), row["encode_ms"])
@@ -331,9 +351,23 @@ def measured_prefill(row: dict[str, Any]) -> tuple[Work, float]:
     return prefill_work(describe(row["backbone"]), row["num_columns"], row["batch"]), row["prefill_ms"]
 
 
+def predicted_prefill(row: dict[str, Any], calibration: Calibration, gpu: Gpu) -> float:
+    """Milliseconds that a measured row's prefill should have taken; the choices of a method inside it not counted."""
+    model, method = describe(row["backbone"]), METHODS.get(row["method"])
+    if not issubclass(method, LayerPruner):
+        return calibration.prefill.ms(measured_prefill(row)[0], gpu)
+    num_layers, num_visual = model.text.num_hidden_layers, row["num_visual"]
+    block = BlockSpec.from_config(model.config.vision_config)
+    pruner = build_method(row["method"], block=block)
+    assert isinstance(pruner, LayerPruner)
+    stages = pruner.stages(num_layers, num_visual, Budget(row["keep"]).count(num_visual))
+    layers = layer_tokens(stages, num_layers, num_visual, row["num_columns"] - num_visual)
+    return sum(calibration.prefill.ms(work, gpu) for work in dropping_work(model, layers, row["batch"]))
+
+
 def held_out(found: Sequence[Results], path: str, gpu: Gpu) -> list[float]:
     """Predicted over measured prefill of each row by a curve fitted to the others; nothing where these are too few."""
-    points = [measured_prefill(row) for results in found for row in measured_rows(results, path)]
+    points = [measured_prefill(row) for results in found for row in even_rows(results, path)]
     if len(points) <= FEWEST_POINTS:
         return []
     return [
@@ -346,7 +380,7 @@ def compare(results: Results, calibration: Calibration, gpu: Gpu, path: str) -> 
     """Predicted beside measured prefill, one row for each row measured."""
     compared = []
     for row in measured_rows(results, path):
-        predicted = calibration.prefill.ms(measured_prefill(row)[0], gpu)
+        predicted = predicted_prefill(row, calibration, gpu)
         keys = ("backbone", "method", "path", "batch", "num_text", "num_kept", "prefill_ms")
         compared.append(
             {

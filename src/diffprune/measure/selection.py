@@ -33,6 +33,7 @@ CALLS = 30
 SECONDS = 1.0  # for the calls of one method at one shape
 LONGEST_MS = 1_000.0  # a call that takes longer is not measured
 LONGEST_REPLAY_MS = 200.0  # nor captured, which takes three calls
+LAUNCH_SECONDS = 10.0  # beyond the rest, to count launches
 TEXT_TOKENS = 32
 
 # From quick to slow. The quick ones are measured at all shapes before any of the others is, so that a short run has
@@ -290,7 +291,7 @@ class Run:
         own = {row["method"]: row for row in reversed(self.rows)}  # of each method the first row, at the first shape
         for method in self.methods:
             row = own[method.name]
-            if time.monotonic() > self.deadline or "pruner_ms" not in row:
+            if time.monotonic() > self.deadline + LAUNCH_SECONDS or "pruner_ms" not in row:
                 continue
             try:
                 row["launches"] = count_launches(selection_of(method, tokens, shape.num_kept))

@@ -1,5 +1,8 @@
 """Keep the square in the middle of the image: where photographers put what they mean."""
 
+import math
+from functools import lru_cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,16 +24,21 @@ class Centre(ScoringPruner):
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         if not tokens.grid:
             raise ValueError("centre needs VisualTokens.grid, which is empty; give (rows, columns)")
+        counts = [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
+        grids = [
+            grid if math.prod(grid) == count else (1, count) for grid, count in zip(tokens.grid, counts, strict=True)
+        ]
+        closeness = [-distance_to_centre(grid, tokens.x.device) for grid in grids]
+        if tokens.is_full:
+            return torch.stack(closeness)
         logits = torch.zeros(tokens.mask.shape, device=tokens.x.device)
-        for row, count in enumerate(tokens.counts.tolist()):
-            rows, columns = tokens.grid[row]
-            grid = (rows, columns) if rows * columns == count else (1, count)
-            logits[row, tokens.mask[row]] = -distance_to_centre(grid).to(logits.device)
+        logits[tokens.mask] = torch.cat(closeness)
         return logits
 
 
-def distance_to_centre(grid: Grid) -> Float[Tensor, " N"]:
+@lru_cache(maxsize=64)  # pictures of one size are many
+def distance_to_centre(grid: Grid, device: torch.device) -> Float[Tensor, " N"]:
     """Of each cell in raster order: the larger of both distances, in half grids; the smaller one settles equal ones."""
     rows, columns = (((torch.arange(size) + 0.5) * 2 / size - 1).abs() for size in grid)
     both = torch.stack(torch.broadcast_tensors(rows[:, None], columns[None, :]))
-    return (both.amax(0) + 1e-3 * both.amin(0)).flatten()
+    return (both.amax(0) + 1e-3 * both.amin(0)).flatten().to(device)
