@@ -81,6 +81,8 @@ def test_a_saved_pruner_is_measured_under_its_method_s_name(run, tmp_path: Path,
         (["--split", "tset"], "there is no split 'tset'"),
         (["--keep", "0"], "keep=0 keeps nothing"),
         (["--keep", "many"], "keep='many' is no budget"),
+        (["--keep", "1,64,1.0"], "keep=1 is one token and keep=1.0 is all of them"),
+        (["--keep", "1.0", "--pruner", "mine@1=runs/x"], "keep=1 is one token and keep=1.0 is all of them"),
         (["--seeds", "one"], "seed 'one' is no whole number"),
         (["--methods", "randm"], "did you mean random?"),
         (["--methods", "diffprune"], "is learned and needs weights; give a saved one with --pruner"),
@@ -167,3 +169,30 @@ def test_a_pruner_saved_with_other_rules_is_measured_apart(
     packed.save_pretrained(tmp_path / "p", base_id=str(folder))
     code, _, err = run("--pruner", f"{saved[0]},p={tmp_path / 'p'}", "--tasks", "pope")
     assert code != 0 and "other rules for positions" in err
+
+
+# Pictures of other sizes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arguments", "sizes"), [([], "384"), (["--sizes", "varying"], "varying")])
+def test_pictures_have_the_size_the_folder_says_or_the_one_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sizes: str
+) -> None:
+    from tests.train.runs import save_model
+
+    folder = save_model(tmp_path / "model", "llava_next")
+    (folder / "scenes.json").write_text('{"sizes": "384"}')
+    out = tmp_path / "x.json"
+    code = cli._run([
+        "eval", "--model", str(folder), "--methods", "random", "--keep", "0.2", "--tasks", "pope", "--questions", "2",
+        "--seeds", "0", "--device", "cpu", "--out", str(out), *arguments,
+    ])  # fmt: skip
+    assert code == 0, capsys.readouterr().err
+    results = read_results(out)
+    assert f"pictures of sizes {sizes}" in results.notes
+    assert {row["method"] for row in results.rows} == {"full", "random"}
+
+
+def test_sizes_that_are_none_are_one_sentence(run) -> None:
+    code, out, err = run("--sizes", "large")
+    assert code != 0 and out == "" and "sizes='large' is no way to size pictures" in err and err.count("\n") == 1

@@ -13,7 +13,7 @@ import diffprune as dp
 from diffprune.loading import refuse_gaps
 from diffprune.methods.base import Card, Merged, MergingPruner
 from diffprune.model import PrunedVLM
-from diffprune.types import VisualTokens
+from diffprune.types import VisualTokens, parse_budgets
 from tests import tiny
 from tests.contracts.vlm import EveryOther, pruned
 
@@ -252,6 +252,13 @@ def test_a_budget_above_the_tokens_keeps_all_and_says_so_once(caplog: pytest.Log
 def test_a_budget_that_is_none_is_named(keep: float) -> None:
     with pytest.raises(ValueError, match="keep="):
         pruned("llava", "feature_norm", keep=keep)
+
+
+def test_a_list_of_budgets_has_each_once_and_never_one_token_beside_all() -> None:
+    assert parse_budgets("64,0.5,64,1") == [64, 0.5, 1]
+    assert [type(keep) for keep in parse_budgets("1.0,1.0")] == [float]
+    with pytest.raises(ValueError, match=r"keep=1 is one token and keep=1\.0 is all of them"):
+        parse_budgets("1.0,64,1")
 
 
 def test_a_budget_may_be_any_number_and_nothing_else() -> None:

@@ -10,6 +10,8 @@ from PIL import Image
 
 from diffprune.cli.main import _run
 from diffprune.evaluate.native import to_images
+from diffprune.loading import load_vlm
+from diffprune.model import PrunedVLM
 from diffprune.scenes import make_scene, pack, render
 from diffprune.types import ImageSelection
 from diffprune.viz import end_similarity, light_up
@@ -49,7 +51,7 @@ def scene_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ask_answers_about_a_picture_with_an_eighth_of_its_tokens(scene_file: Path, capsys) -> None:
     sign = make_scene("test", 3, kind="sign", quality="clear").sign
     assert sign is not None
-    options = ["--model", "scenes-llava", "--method", "cls_attention", "--keep", "72", "--json"]
+    options = ["--model", "scenes-llava", "--method", "cls_attention", "--keep", "72", "--device", "cpu", "--json"]
     assert _run(["ask", "--image", str(scene_file), *options, "What does the sign say?"]) == 0
     assert json.loads(capsys.readouterr().out)["answer"] == sign.text
 
@@ -93,6 +95,27 @@ def test_wrong_turns_get_one_sentence(arguments: list[str], sentence: str, capsy
 def test_a_learned_method_without_weights_is_refused(scene_file: Path, capsys) -> None:
     assert _run(["ask", "--image", str(scene_file), "--method", "diffprune", "--keep", "16", "what?"]) != 0
     assert "method 'diffprune' is learned and needs weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["ask", "show"])
+def test_a_device_that_is_not_there_is_one_sentence_before_anything_is_loaded(
+    command: str, scene_file: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffprune.loading.load_base", lambda name: pytest.fail("the model is loaded"))
+    rest = ["what?"] if command == "ask" else ["--out", str(tmp_path / "x.png")]
+    assert _run([command, "--image", str(scene_file), "--device", "cuda:99", *rest]) != 0
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("diffprune: device 'cuda:99' cannot be used here") and len(error.splitlines()) == 1
+
+
+def test_the_model_and_its_method_go_to_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = load_vlm("scenes-llava-diffprune", model="", method="", keep="16", device="cpu")
+    places: list[tuple[str, object]] = []
+    monkeypatch.setattr(type(vlm.base), "to", lambda self, where: places.append(("base", where)))
+    monkeypatch.setattr(type(vlm.method), "to", lambda self, where: places.append(("method", where)))
+    monkeypatch.setattr(PrunedVLM, "from_pretrained", lambda pruner, keep: vlm)
+    assert load_vlm("scenes-llava-diffprune", model="", method="", keep="16", device="warp") is vlm
+    assert places == [("base", "warp"), ("method", "warp")]
 
 
 def test_a_budget_that_is_none_is_named_on_the_command_line(scene_file: Path, capsys) -> None:

@@ -160,6 +160,8 @@ class DataConfig:
         seed: Of that draw alone, so that runs with other seeds see the same subset.
         validation: Samples held out for the validation loss.
         buffer: Rows of a stream (parquet, hub) that are held in memory to shuffle it.
+        sizes: Of the pictures of scenes: "fixed" (192 x 192), "384" or "varying"; where left out, what the model's
+            folder says (`scenes.json`), else fixed.
     """
 
     name: str = "scenes"
@@ -172,6 +174,7 @@ class DataConfig:
     seed: int = 42
     validation: int = 256
     buffer: int = 1024
+    sizes: Literal["fixed", "384", "varying"] | None = None
 
     def __post_init__(self) -> None:
         _require(0 < self.share <= 1, "share", self.share, "above 0 and at most 1")
@@ -303,11 +306,14 @@ def _matches(value: object, kind: Any) -> bool:
 
 
 def _coerce(kind: Any, value: object, key: str) -> Any:
-    """`value` as `kind`; the only conversions are list to tuple and, where no int is asked for, int to float."""
+    """`value` as `kind`; converted are lists to tuples and, where no int is asked for, ints to floats or choices."""
     if isinstance(value, list):
         value = tuple(value)
-    if not _matches(value, kind) and isinstance(value, int) and not isinstance(value, bool) and _matches(0.0, kind):
-        value = float(value)
+    if not _matches(value, kind) and isinstance(value, int) and not isinstance(value, bool):
+        if _matches(0.0, kind):
+            value = float(value)
+        elif not _matches("", kind) and _matches(str(value), kind):  # a choice like "384", which YAML reads as a number
+            value = str(value)
     if not _matches(value, kind):
         raise ValueError(f"{key} is {value!r}: must be {_describe(kind)}")
     return value

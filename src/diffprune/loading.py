@@ -20,6 +20,7 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     """
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
+    from diffprune.scenes import qwen
     from diffprune.scenes.reference import SPECS, load_reference
 
     if str(name) in SPECS:
@@ -34,6 +35,9 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
         model = reference[0].to(dtype=dtype)
         device = kwargs.get("device_map")
         return model if device in (None, "auto") else model.to(device), reference[1]
+    if qwen.named_in(name) is not None:
+        given = {"dtype": torch.float32, "attn_implementation": "sdpa", **kwargs}
+        return qwen.load_model(name, **given)
     name = hub_id(str(name))
     kwargs.setdefault("attn_implementation", "sdpa")
     loaded: Any = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
@@ -52,13 +56,17 @@ def hub_id(name: str) -> str:
     return name
 
 
-def load_vlm(pruner: str, *, model: str, method: str, keep: str | None) -> PrunedVLM:
+def load_vlm(pruner: str, *, model: str, method: str, keep: str | None, device: str) -> PrunedVLM:
     """What the command line names: a saved pruner on its base, or with `none` any method around any model."""
     budget = None if keep is None else Budget.parse(keep).keep
     if pruner != "none":
-        return PrunedVLM.from_pretrained(pruner, keep=budget)
-    require_weights(method)
-    return PrunedVLM(*load_base(model), method=method, keep=1.0 if budget is None else budget)
+        vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
+    else:
+        require_weights(method)
+        vlm = PrunedVLM(*load_base(model), method=method, keep=1.0 if budget is None else budget)
+    vlm.base.to(device)
+    vlm.method.to(device)
+    return vlm
 
 
 def refuse_gaps(name: str, info: dict[str, Any]) -> None:

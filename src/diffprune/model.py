@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffprune.backbones import decoder, listening
-from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch, real_columns_first
+from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch, Exchange, real_columns_first
 from diffprune.checkpoint import exported_state, fingerprint, save_pruner
 from diffprune.methods.base import (
     Distillation,
@@ -351,10 +351,11 @@ class PrunedVLM(nn.Module):
         text: str | Sequence[str],
         answers: Sequence[str] | None = None,
         *,
+        later: Sequence[Sequence[Exchange]] | None = None,
         chat: bool = True,
     ) -> Batch:
-        """A batch for `loss` (with answers) or `logits` (without)."""
-        return self.backbone.prepare(images, text, answers=answers, chat=chat)
+        """A batch for `loss` (with answers, and `later` exchanges of a conversation) or `logits` (without)."""
+        return self.backbone.prepare(images, text, answers=answers, later=later, chat=chat)
 
     def encode(self, batch: Batch) -> VisualTokens | None:
         """Visual tokens of the batch's images with what the method needs; None where there is no image."""

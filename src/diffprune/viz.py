@@ -24,7 +24,7 @@ def light_up(image: Image.Image, selection: ImageSelection) -> Image.Image:
         raise ValueError("this backbone does not say where its tokens look, so there is nothing to draw")
     pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
     lit = np.zeros(pixels.shape[:2], dtype=bool)
-    for x0, y0, x1, y1 in selection.boxes[selection.keep].round().int().tolist():
+    for x0, y0, x1, y1 in selection.boxes.cpu()[selection.keep.cpu()].round().int().tolist():
         lit[max(0, y0) : max(0, y1), max(0, x0) : max(0, x1)] = True
     grey = pixels.mean(-1, keepdims=True)
     dim = DIMMED * (GREY * grey + (1 - GREY) * pixels)
@@ -60,9 +60,9 @@ def save_matrix(vlm: PrunedVLM, image: Image.Image, selection: ImageSelection, p
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.imshow(image)
-    order = selection.logits.argsort(descending=True, stable=True)
+    order = selection.logits.argsort(descending=True, stable=True).cpu()
     for indices, colour in ((order[:k], "red"), (order[-k:], "blue")):
-        for x0, y0, x1, y1 in selection.boxes[indices].tolist():
+        for x0, y0, x1, y1 in selection.boxes.cpu()[indices].tolist():
             left.add_patch(_rectangle(x0, y0, x1, y1, colour))
     left.set_title(f"top {k} red, bottom {k} blue")
     left.axis("off")

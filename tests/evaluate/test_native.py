@@ -33,7 +33,7 @@ def test_a_picture_is_encoded_as_its_processor_would_have_it() -> None:
     vlm = tiny_scenes.pruned("cls_attention")
     scenes = [make_scene("test", index) for index in range(3)]
     images = native.to_images(render(pack(scenes)))
-    ours = encode_scenes(vlm, scenes, frozenset({"cls_attention"}))
+    ours = encode_scenes(vlm, scenes, frozenset({"cls_attention"})).tokens
     theirs = vlm.encode(vlm.prepare(images, ["what?"] * 3))
     assert theirs is not None and theirs.cls_attention is not None and ours.cls_attention is not None
     assert ours.seeds == theirs.seeds and ours.grid == theirs.grid

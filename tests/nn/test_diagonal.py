@@ -49,6 +49,11 @@ def test_a_token_never_hears_another() -> None:
     assert (strength - strength.diagonal().diag() == 0).all()
 
 
+@pytest.mark.parametrize("kind", [DiagonalBlock, GlobalBlock])
+def test_the_weights_of_a_saved_throttler_keep_their_names(kind: type[nn.Module]) -> None:
+    assert list(kind(SPEC).state_dict()) == [f"block.{name}" for name in Block(SPEC).state_dict()]
+
+
 def test_the_global_block_does_hear_others() -> None:
     block = trained(GlobalBlock(SPEC)).double()
     x = torch.randn(1, 5, 16, dtype=torch.float64)

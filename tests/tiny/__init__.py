@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from diffprune.measure.shapes import byte_tokenizer
 
 WIDTH, LAYERS, HEADS, MLP = 64, 3, 4, 128
+SIDE, PATCH = 56, 14  # of the pictures that towers with one fixed size take
 __all__ = ["byte_tokenizer"]
 
 
@@ -24,6 +25,19 @@ def build(family: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model, processor = importlib.import_module(f"tests.tiny.{family}").build()
     return finish(model, processor), processor
+
+
+def vision_config(**options: Any) -> dict[str, Any]:
+    """A CLIP-like tower of three layers over 4 x 4 patches."""
+    return dict(
+        hidden_size=WIDTH,
+        intermediate_size=MLP,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        image_size=SIDE,
+        patch_size=PATCH,
+        **options,
+    )
 
 
 def text_config(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

@@ -11,23 +11,13 @@ from transformers import (
     LlavaProcessor,
 )
 
-from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, text_config
-
-SIDE, PATCH = 56, 14
+from tests.tiny import PATCH, SIDE, WIDTH, byte_tokenizer, chat_template, text_config, vision_config
 
 
 def build() -> tuple[Any, Any]:
     tokenizer = byte_tokenizer("<image>")
     image_id = tokenizer.convert_tokens_to_ids("<image>")
-    vision = CLIPVisionConfig(
-        hidden_size=WIDTH,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        image_size=SIDE,
-        patch_size=PATCH,
-        projection_dim=WIDTH,
-    )
+    vision = CLIPVisionConfig(**vision_config(projection_dim=WIDTH))
     config = LlavaConfig(
         vision_config=vision,
         text_config=LlamaConfig(**text_config(tokenizer)),

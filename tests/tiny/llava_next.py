@@ -11,24 +11,15 @@ from transformers import (
     LlavaNextProcessor,
 )
 
-from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, text_config
+from tests.tiny import PATCH, SIDE, WIDTH, byte_tokenizer, chat_template, text_config, vision_config
 
-SIDE, PATCH = 56, 14
 PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE], [3 * SIDE, SIDE], [SIDE, 3 * SIDE]]
 
 
 def build() -> tuple[Any, Any]:
     tokenizer = byte_tokenizer("<image>")
     image_id = tokenizer.convert_tokens_to_ids("<image>")
-    vision = CLIPVisionConfig(
-        hidden_size=WIDTH,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        image_size=SIDE,
-        patch_size=PATCH,
-        projection_dim=WIDTH,
-    )
+    vision = CLIPVisionConfig(**vision_config(projection_dim=WIDTH))
     config = LlavaNextConfig(
         vision_config=vision,
         text_config=LlamaConfig(**text_config(tokenizer)),

@@ -12,9 +12,9 @@ from transformers import (
 )
 from transformers.processing_utils import ProcessorMixin
 
-from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, quiet_tower, text_config
+from tests.tiny import PATCH, SIDE, byte_tokenizer, chat_template, quiet_tower, text_config, vision_config
 
-SIDE, PATCH, RATIO = 56, 14, "anyres_max_2"
+RATIO = "anyres_max_2"
 PINPOINTS = [[rows * SIDE, columns * SIDE] for rows in (1, 2, 3) for columns in (1, 2, 3)]
 
 
@@ -32,15 +32,7 @@ class LlavaOnevisionImageOnlyProcessor(LlavaOnevisionProcessor):
 
 def build() -> tuple[Any, Any]:
     tokenizer = byte_tokenizer("<image>", "<video>")
-    vision = SiglipVisionConfig(
-        hidden_size=WIDTH,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        image_size=SIDE,
-        patch_size=PATCH,
-        vision_use_head=False,
-    )
+    vision = SiglipVisionConfig(**vision_config(vision_use_head=False))
     config = LlavaOnevisionConfig(
         vision_config=vision,
         text_config=Qwen2Config(**text_config(tokenizer)),

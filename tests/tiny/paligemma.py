@@ -11,9 +11,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, quiet_tower, text_config
-
-SIDE, PATCH = 56, 14
+from tests.tiny import HEADS, PATCH, SIDE, WIDTH, byte_tokenizer, quiet_tower, text_config, vision_config
 
 
 def build() -> tuple[Any, Any]:
@@ -21,16 +19,7 @@ def build() -> tuple[Any, Any]:
     image_processor = SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE})
     image_processor.image_seq_length = (SIDE // PATCH) ** 2
     processor = PaliGemmaProcessor(image_processor=image_processor, tokenizer=tokenizer)  # adds tokens of its own
-    vision = SiglipVisionConfig(
-        hidden_size=WIDTH,
-        intermediate_size=MLP,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        image_size=SIDE,
-        patch_size=PATCH,
-        projection_dim=WIDTH,
-        vision_use_head=False,
-    )
+    vision = SiglipVisionConfig(**vision_config(projection_dim=WIDTH, vision_use_head=False))
     config = PaliGemmaConfig(
         vision_config=vision,
         text_config=GemmaConfig(**text_config(tokenizer), head_dim=WIDTH // HEADS),

@@ -45,6 +45,8 @@ def save_conversations(folder: Path) -> Path:
             {"from": "human", "value": "<image>\nWhat is it?"},
             {"from": "gpt", "value": runs.caption(index)},
             {"from": "human", "value": "Sure?"},
+            {"from": "gpt", "value": " yes "},
+            {"from": "human", "value": "Why?"},
         ]
         entries.append({"id": index, "image": f"{index}.png", "conversations": turns})
     (folder / "talk.json").write_text(json.dumps(entries))
@@ -93,6 +95,7 @@ def test_every_kind_gives_each_sample_once_an_epoch_and_none_that_is_held_out(ki
     assert [sample.id for sample in first] != [sample.id for sample in second]  # another order
     sample = first[0]
     assert sample.question == ("What is it?" if kind == "conversations" else "Describe the picture.")
+    assert sample.later == ((("Sure?", "yes"),) if kind == "conversations" else ())
     number = int(sample.answer.rpartition(" ")[2])
     assert sample.picture.tobytes() == tiny.picture(number, (40, 30)).tobytes()
 
@@ -180,10 +183,27 @@ def test_damaged_pictures_and_talks_are_broken_rows(tmp_path: Path) -> None:
     (shards / "0.tar").write_bytes(content.replace(b"\x89PNG", b"\x89PXX", 1))
     rows = read_all(open_feed(DataConfig(name=str(shards), validation=0), 42), 0, COUNT)
     assert [row.id for row in rows if isinstance(row, Broken)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        ([("human", "?")], "no question and answer"),
+        ([("gpt", "a"), ("human", "?")], "no question and answer, or not in turns"),
+        ([("human", "?"), ("gpt", "a"), ("gpt", "b"), ("human", "?")], "not in turns"),
+        ([("human", "?"), ("gpt", " ")], "an answer is empty"),
+        ([("human", "?"), ("gpt", "a"), ("human", "<image>"), ("gpt", "b")], "a question after the first is empty"),
+        ([("human", 5), ("gpt", "a")], "no question and answer"),
+        ([], "no question and answer"),
+    ],
+)
+def test_a_conversation_out_of_turn_is_a_broken_row(turns: list[Any], reason: str, tmp_path: Path) -> None:
+    tiny.picture(0).save(tmp_path / "a.png")
     talk = tmp_path / "talk.json"
-    talk.write_text(json.dumps([{"image": "a.png", "conversations": [{"from": "human", "value": "?"}]}]))
+    said = [{"from": who, "value": text} for who, text in turns]
+    talk.write_text(json.dumps([{"image": "a.png", "conversations": said}]))
     (row,) = read_all(open_feed(DataConfig(name=str(talk), validation=0), 42), 0, 1)
-    assert isinstance(row, Broken) and "no question and answer" in row.reason
+    assert isinstance(row, Broken) and reason in row.reason
 
 
 def test_data_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from diffprune.ops import take_tokens
 from diffprune.types import LMInputs, Origin, VisualTokens
 
 IGNORE = -100  # label of a position without a target
+ANSWER = "\0"  # stands for an answer while the chat template lays out what is between answers
 NEWLINE_RULES = ("rows", "all", "none")
+
+Exchange = tuple[str, str]  # a question and its answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ class Batch:
         row_of_image: The prompt each image belongs to.
         sizes: (width, height) of each original picture.
         seeds: One number per picture, made from its pixels.
+        positions: Of every token, where they were numbered before: prompts that are spliced many times.
     """
 
     features: dict[str, Tensor]
@@ -40,6 +44,7 @@ class Batch:
     sizes: tuple[tuple[int, int], ...] = ()
     seeds: tuple[int, ...] = ()
     labels: Tensor | None = None
+    positions: Int[Tensor, "*R B T"] | None = None
 
     @property
     def num_images(self) -> int:
@@ -66,6 +71,8 @@ class Backbone(ABC):
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
     # Per-token features of the processor that are gathered together with the ids.
     sequence_features: ClassVar[tuple[str, ...]] = ()
+    # Per-image features of the processor, one row each, that `positions` reads.
+    picture_features: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, model: nn.Module, processor: Any) -> None:
         self.model = cast(Any, model)
@@ -130,10 +137,10 @@ class Backbone(ABC):
         """The embedding of placeholders that carry no picture content, where the family has one."""
         return None
 
-    def rows_of_slots(self, slots: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+    def rows_of_slots(self, slots: Int[Tensor, "I S"]) -> Int[Tensor, "I S"]:
         """The row each placeholder of an image belongs to; one without content closes the row before it."""
-        newline = (slots < 0).long()
-        return newline.cumsum(0) - newline
+        newline = (slots == -1).long()
+        return newline.cumsum(-1) - newline
 
     @property
     def language(self) -> LanguageSpec:
@@ -182,6 +189,7 @@ class Backbone(ABC):
         text: str | Sequence[str],
         *,
         answers: Sequence[str] | None = None,
+        later: Sequence[Sequence[Exchange]] | None = None,
         chat: bool = True,
     ) -> Batch:
         """Prompts and pictures as the model takes them; with `answers`, for training on them.
@@ -190,6 +198,7 @@ class Backbone(ABC):
             images: For one prompt its images; for several prompts one entry each: an image, a list of them, or None.
             text: A question, or a prompt that already holds the image placeholder.
             answers: One answer per prompt; the loss is on these alone.
+            later: For each prompt the questions and answers that follow its own; the loss is on these answers too.
             chat: Put questions into the model's chat template.
         """
         texts = [text] if isinstance(text, str) else list(text)
@@ -200,7 +209,11 @@ class Backbone(ABC):
         if answers is not None:
             if len(answers) != len(texts):
                 raise ValueError(f"{len(answers)} answers for {len(texts)} prompts; give one each")
-            features, labels = self._append(features, [self._answer_ids(answer) for answer in answers])
+            talks = [()] * len(texts) if later is None else later
+            if len(talks) != len(texts):
+                raise ValueError(f"{len(talks)} later conversations for {len(texts)} prompts; give one each")
+            tails = [self._tail(*talk) for talk in zip(texts, answers, talks, strict=True)]
+            features, labels = self._append(features, [ids for ids, _ in tails], [targets for _, targets in tails])
         device, dtype = self.model.get_input_embeddings().weight.device, self.model.dtype
         moved = {
             key: value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
@@ -252,8 +265,48 @@ class Backbone(ABC):
         ids = self.tokenizer(" " + answer, add_special_tokens=False)["input_ids"]
         return [*ids, self.tokenizer.eos_token_id]
 
-    def _append(self, features: dict[str, Tensor], tails: list[list[int]]) -> tuple[dict[str, Tensor], Tensor]:
-        """The same left-padded batch with a tail of ids after each prompt, and labels on the tails alone."""
+    def _tail(self, question: str, answer: str, later: Sequence[Exchange]) -> tuple[list[int], list[int]]:
+        """Ids of all that follows a prompt, and what is to be learnt of them: the answers, not the later questions."""
+        ids = self._answer_ids(answer)
+        targets = list(ids)
+        if later:
+            between = self._between([question, *(asked for asked, _ in later)])
+            for text, (_, said) in zip(between, later, strict=True):
+                asked = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                words = self._answer_ids(said)
+                ids += [*asked, *words]
+                targets += [*[IGNORE] * len(asked), *words]
+        return ids, targets
+
+    def _between(self, questions: Sequence[str]) -> list[str]:
+        """What stands in the model's chat template between one answer and the next; each answer has its end already."""
+        if not getattr(self.processor, "chat_template", None):
+            raise ValueError(
+                f"{self.family} has no chat template, so a conversation of {len(questions)} questions cannot be laid "
+                "out; train on one question and answer for each picture"
+            )
+        turns = [
+            {"role": role, "content": [{"type": "text", "text": text}]}
+            for question in questions
+            for role, text in (("user", question), ("assistant", ANSWER))
+        ]
+        between = []
+        for number in range(1, len(questions)):  # a record may open its answers otherwise than a prompt does
+            asked = turns[: 2 * number + 1]
+            whole = self.processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+            if whole.count(ANSWER) != number:
+                raise ValueError(f"the chat template of {self.family} cannot lay out {number + 1} questions in a row")
+            between.append(whole.rpartition(ANSWER)[2])
+        for text in between:
+            if self.image_token in text:
+                raise ValueError(f"a later question holds {self.image_token}; pictures belong to the first one")
+        end = self.tokenizer.eos_token or ""
+        return [text.lstrip(" ").removeprefix(end) for text in between]
+
+    def _append(
+        self, features: dict[str, Tensor], tails: list[list[int]], targets: list[list[int]] | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The same left-padded batch with a tail of ids after each prompt, and labels: its targets, else all of it."""
         ids, mask = features["input_ids"], features["attention_mask"]
         lengths = [int(n) + len(tail) for n, tail in zip(mask.sum(-1).tolist(), tails, strict=True)]
         width = max(lengths)
@@ -264,13 +317,13 @@ class Backbone(ABC):
         labels = ids.new_full((len(tails), width), IGNORE)
         per_token = [key for key in self.sequence_features if key in features]
         out |= {key: features[key].new_zeros(len(tails), width) for key in per_token}
-        for row, (tail, length) in enumerate(zip(tails, lengths, strict=True)):
+        for row, (tail, length, wanted) in enumerate(zip(tails, lengths, targets or tails, strict=True)):
             start, prompt = width - length, ids.shape[1] - (length - len(tail))
             end = width - len(tail)
             out["input_ids"][row, start:end] = ids[row, prompt:]
             out["input_ids"][row, end:] = torch.tensor(tail)
             out["attention_mask"][row, start:] = 1
-            labels[row, end:] = torch.tensor(tail)
+            labels[row, end:] = torch.tensor(wanted)
             for key in per_token:
                 out[key][row, start:end] = features[key][row, prompt:]
         return {**features, **out}, labels
@@ -336,7 +389,7 @@ class Backbone(ABC):
             if tokens.planes:
                 extra |= self.plane_inputs([take_tokens(plane, keep) for plane in tokens.planes], source, is_visual)
 
-        where = self.positions(batch)
+        where = self.positions(batch) if batch.positions is None else batch.positions
         if positions == "original":
             index = order.expand(*where.shape[:-2], *order.shape)
             new_positions = torch.where(new_mask, where.gather(-1, index), 0)
@@ -358,41 +411,26 @@ class Backbone(ABC):
     def _held(self, tokens: VisualTokens, keep: Int[Tensor, "I K"]) -> tuple[Tensor, Tensor]:
         """Of all images' placeholders: which stay [S], and where in `keep`, flat, each of those has its token.
 
-        A newline has -1. Where every placeholder is a token this is done for all images at once, without waiting for
-        the device image by image.
+        A newline has -1. All images at once: the device is not waited for image by image.
         """
         width, num = keep.shape[1], tokens.x.shape[1]
         first = torch.arange(len(tokens), device=keep.device)[:, None] * width  # [I, 1]
+        place = torch.where(keep < 0, num, keep)  # what keeps nothing goes to a column of its own
+        held = keep.new_full((len(tokens), num + 1), -1)
+        held = held.scatter(1, place, first + torch.arange(width, device=keep.device))[:, :num]
         if tokens.slots is None:
-            place = torch.where(keep < 0, num, keep)  # what keeps nothing goes to a column of its own
-            held = keep.new_full((len(tokens), num + 1), -1)
-            held = held.scatter(1, place, first + torch.arange(width, device=keep.device))[:, :num]
             stay = held >= 0
             return (stay.flatten() if tokens.is_full else stay[tokens.mask.to(stay.device)]), held[stay]
-        slots = [self._slots_of(tokens, keep, row) for row in range(len(tokens))]
-        ranks = [torch.where(rank < 0, -1, rank + offset) for (_, rank), offset in zip(slots, first, strict=True)]
-        return torch.cat([stay for stay, _ in slots]), torch.cat(ranks)
-
-    def _slots_of(self, tokens: VisualTokens, keep: Tensor, row: int) -> tuple[Tensor, Tensor]:
-        """For one image: which placeholders stay [S], and for those the rank of the token they hold (-1: a newline)."""
-        assert tokens.slots is not None
-        num = int(tokens.mask[row].sum())
-        kept = keep[row][keep[row] >= 0]
-        rank = kept.new_full((num,), -1)
-        rank[kept] = torch.arange(len(kept), device=kept.device)
-        slots = tokens.slots[row]
-        slots = slots[slots != -2]
-        content = slots >= 0
-        stay = torch.where(content, rank[slots.clamp_min(0)] >= 0, False)
+        slots = tokens.slots
+        held = torch.where(slots >= 0, held.gather(1, slots.clamp_min(0)), -1)  # [I, S]
+        stay = held >= 0
         if self.keeps_newlines == "all":
-            stay = stay | ~content
+            stay = stay | (slots == -1)
         elif self.keeps_newlines == "rows":
             row_of = self.rows_of_slots(slots)
-            row_keeps = torch.zeros(len(slots) + 1, dtype=torch.bool, device=slots.device)
-            row_keeps[row_of[content & stay]] = True
-            stay = stay | (~content & row_keeps[row_of])
-        ranks = torch.where(content, rank[slots.clamp_min(0)], -1)
-        return stay, ranks[stay]
+            row_keeps = torch.zeros_like(row_of).scatter_add(1, row_of, stay.long()) > 0  # fewer rows than slots
+            stay = stay | ((slots == -1) & row_keeps.gather(1, row_of))
+        return stay[slots != -2], held[stay]
 
     # ------------------------------------------------------------------------------------- run
 
@@ -427,6 +465,11 @@ class Backbone(ABC):
             position_ids=self.generation_positions(lm),
             **{"pad_token_id": self.pad_id, **kwargs, **lm.extra},
         )
+
+
+def behind_prompt(labels: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """True from each row's first answer word on: what was not there when it began, later questions included."""
+    return (labels != IGNORE).cumsum(-1) > 0
 
 
 def left_pad_order(stays: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from diffprune.backbones.base import IGNORE, Backbone
+from diffprune.backbones.base import IGNORE, Backbone, behind_prompt
 from diffprune.methods.base import Cut, LayerPruner, LayerState, Prompt, Route
 from diffprune.methods.llm_attention import AttentionReader, at_columns, columns_of
 from diffprune.ops import take_tokens
@@ -104,7 +104,7 @@ def prefill(
 ) -> tuple[Float[Tensor, "B L"], LayerCache]:
     """Hidden state of the last position and the caches, with visual tokens dropped where the method says.
 
-    Where `lm` holds answers (labels), they stand behind the prompt and have no say in what is kept.
+    Where `lm` holds answers (labels), they and all behind the first of them have no say in what is kept.
     """
     decoder = backbone.language_model
     num_layers = len(decoder.layers)
@@ -160,12 +160,12 @@ def step(backbone: Backbone, embeds: Float[Tensor, "B 1 L"], cache: LayerCache) 
 def answer_states(
     backbone: Backbone, lm: LMInputs, method: LayerPruner, k: Int[Tensor, " B"]
 ) -> tuple[Float[Tensor, "B S L"], Int[Tensor, "B S"]]:
-    """What the deployed path holds before each word of the given answers, and the words (-100 behind the shorter).
+    """What the deployed path holds before each word behind the prompts, and the words of answers (-100 elsewhere).
 
-    The prompt is run and cut alone, and the answers go over its caches, as when they are generated.
+    The prompt is run and cut alone, and what follows goes over its caches, as when it is generated and asked on.
     """
     assert lm.labels is not None
-    answered = lm.labels != IGNORE
+    answered = behind_prompt(lm.labels)
     hidden, cache = prefill(backbone, replace(lm, attention_mask=lm.attention_mask * ~answered, labels=None), method, k)
     order, real = real_first(answered)
     words = lm.inputs_embeds.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
@@ -192,7 +192,7 @@ def plan_stages(
 def start(backbone: Backbone, lm: LMInputs) -> tuple[Stream, Prompt]:
     """The sequence before the first layer, and the prompt as methods look back at it."""
     real = lm.attention_mask.bool()
-    asked = real if lm.labels is None else real & (lm.labels == IGNORE)
+    asked = real if lm.labels is None else real & ~behind_prompt(lm.labels)
     columns = torch.arange(real.shape[1], device=real.device)
     picture = (lm.input_ids == backbone.image_token_id) & asked  # newlines between its rows included
     behind = asked & (columns > torch.where(picture, columns, -1).amax(-1, keepdim=True))

@@ -69,7 +69,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def pixel_seed(image: Image.Image) -> int:
-    """A number made from a picture's pixels alone, so that what is drawn at random for it is the same in any batch."""
-    digest = hashlib.blake2b(image.tobytes(), digest_size=7, salt=f"{image.width}x{image.height}".encode()[:16])
+def pixel_seed(image: Image.Image | np.ndarray) -> int:
+    """A number made from a picture's pixels alone, so that what is drawn at random for it is the same in any batch.
+
+    Args:
+        image: A picture, or its bytes [height, width, 3].
+    """
+    width, height = image.size if isinstance(image, Image.Image) else image.shape[1::-1]
+    digest = hashlib.blake2b(image.tobytes(), digest_size=7, salt=f"{width}x{height}".encode()[:16])
     return int.from_bytes(digest.digest(), "big")

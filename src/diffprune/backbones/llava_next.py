@@ -33,10 +33,10 @@ class LlavaNext(TowerBackbone):
     def newline(self) -> Float[Tensor, " L"]:
         return self.model.model.image_newline
 
-    def rows_of_slots(self, slots: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+    def rows_of_slots(self, slots: Int[Tensor, "I S"]) -> Int[Tensor, "I S"]:
         """As for any family, but the overview stands before the first row and is no part of it."""
         rows = super().rows_of_slots(slots) + 1
-        rows[: self.side**2] = 0
+        rows[:, : self.side**2] = 0
         return rows
 
     @torch.no_grad()

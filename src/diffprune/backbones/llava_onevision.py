@@ -42,11 +42,11 @@ class LlavaOnevision(TowerBackbone):
     def newline(self) -> Float[Tensor, " L"]:
         return self.model.model.image_newline
 
-    def rows_of_slots(self, slots: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+    def rows_of_slots(self, slots: Int[Tensor, "I S"]) -> Int[Tensor, "I S"]:
         """As for any family, but an overview stands before the first row and is no part of it."""
         rows = super().rows_of_slots(slots) + 1
-        if (slots < 0).sum() > 1 or len(slots) > self.side**2 + 1:
-            rows[: self.side**2] = 0
+        has_overview = ((slots == -1).sum(-1) > 1) | ((slots != -2).sum(-1) > self.side**2 + 1)
+        rows[:, : self.side**2] *= ~has_overview[:, None]
         return rows
 
     def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:

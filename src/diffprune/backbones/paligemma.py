@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from diffprune.backbones.base import IGNORE, Backbone, Batch, Preset, with_needs
+from diffprune.backbones.base import Backbone, Batch, Preset, behind_prompt, with_needs
 from diffprune.backbones.clip import crop_boxes, layer_attention
 from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
@@ -64,10 +64,12 @@ class PaliGemma(Backbone):
         """An answer follows the prompt's line break at once."""
         return [*self.tokenizer(answer, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
 
-    def _append(self, features: dict[str, Tensor], tails: list[list[int]]) -> tuple[dict[str, Tensor], Tensor]:
-        """Answers are causal: their type is 1."""
-        features, labels = super()._append(features, tails)
-        features["token_type_ids"] = (labels != IGNORE).long()
+    def _append(
+        self, features: dict[str, Tensor], tails: list[list[int]], targets: list[list[int]] | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What follows a prompt is causal: its type is 1."""
+        features, labels = super()._append(features, tails, targets)
+        features["token_type_ids"] = behind_prompt(labels).long()
         return features, labels
 
     # ------------------------------------------------------------------------------------- positions and masks

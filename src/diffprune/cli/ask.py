@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import print_json
+from diffprune.cli import choose_device, print_json
 
 
 def command(
@@ -24,6 +24,7 @@ def command(
     fast: Annotated[
         bool, typer.Option("--fast", help="Compile first (static shapes, on a GPU CUDA graphs), then answer.")
     ] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask a vision-language model about a picture.
@@ -38,7 +39,8 @@ def command(
     from diffprune.loading import load_vlm
 
     pictures = [open_image(path) for path in image]
-    vlm = load_vlm(pruner, model=model, method=method, keep=keep)
+    where = choose_device(device)
+    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
     extra = {}
     if fast:
         report = vlm.compile(image_sizes=[picture.size for picture in pictures], max_new_tokens=max_new_tokens)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffprune.cli import print_json, print_table, progress_bars, require_writable
+from diffprune.cli import choose_device, print_json, print_table, progress_bars, require_writable
 
 if TYPE_CHECKING:
     from diffprune.evaluate.native import Gallery, Run, Throttle
@@ -76,6 +76,10 @@ def command(
     tasks: Annotated[str, typer.Option(help="scenes (all ten) or a comma-separated list.")] = "scenes",
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     questions: Annotated[int, typer.Option(min=1, help="Scored questions per task.")] = 500,
+    sizes: Annotated[
+        str,
+        typer.Option(help="Of the pictures: fixed (192 x 192), 384 or varying; empty takes the model's own, or fixed."),
+    ] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds for methods that draw at random.")] = "0,1,2",
     blind: Annotated[bool, typer.Option("--blind", help="Also ask without the picture (method `blind`).")] = False,
     throttled: Annotated[
@@ -110,17 +114,21 @@ def command(
     from diffprune.evaluate.native import Run, answer, evaluate, make_sheet, open_gallery, scenes_tasks, score_run
     from diffprune.results import write_results
     from diffprune.scenes import SPLITS
-    from diffprune.types import Budget
+    from diffprune.scenes.sizes import require_way
+    from diffprune.types import parse_budgets, require_distinct
 
     names = scenes_tasks(tasks)
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}; choose from {', '.join(SPLITS)}")
-    budgets = list(dict.fromkeys(Budget.parse(text).keep for text in keep.split(",") if text))
+    if sizes:
+        require_way(sizes)
+    budgets = parse_budgets(keep)
     drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) or [0]
     given = [Given.parse(text) for text in pruner.split(",") if text and text != "none"]
+    require_distinct([*budgets, *(one.keep for one in given if one.keep is not None)])
     if out is not None:
         require_writable(out.parent)
-    where = _device(device)
+    where = choose_device(device)
     with progress_bars(quiet=as_json) as progress:
         vlm, saved = _load(given, model, where, throttled=throttled)
         wanted = [name for name in dict.fromkeys([*methods.split(","), *(one.label for one in saved)]) if name]
@@ -128,7 +136,14 @@ def command(
         if versus and versus not in wanted:
             raise ValueError(f"--versus {versus!r} is not among the methods measured; choose from {', '.join(wanted)}")
         gallery = open_gallery(
-            vlm, names, split=split, count=questions, needs=needs, batch_size=batch_size, progress=progress
+            vlm,
+            names,
+            split=split,
+            count=questions,
+            sizes=sizes or None,
+            needs=needs,
+            batch_size=batch_size,
+            progress=progress,
         )
         runs = [run for name in wanted for run in _runs(name, budgets, drawn, vlm, gallery, saved)]
         answers = evaluate(vlm, gallery, runs, batch_size=batch_size, progress=progress)
@@ -145,7 +160,8 @@ def command(
             commit=commit,
             device="cpu" if vlm.base.device.type == "cpu" and torch.cuda.is_available() else None,
             seeds=list(dict.fromkeys([*drawn, *(one.seed for one in saved)])),
-            notes=f"{questions} scored questions a task, {split} split; the scenes tasks are stand-ins",
+            notes=f"{questions} scored questions a task, {split} split; the scenes tasks are stand-ins"
+            + ("" if gallery.sizes == "fixed" else f"; pictures of sizes {gallery.sizes}"),
         )
         write_sheet(answers_file(out), sheet)
     if as_json:
@@ -170,20 +186,6 @@ def _seed(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"seed {text!r} is no whole number; give seeds as 0,1,2") from None
-
-
-def _device(text: str) -> str:
-    """The device that is asked for, where it is there; a GPU where there is one and none is asked for."""
-    import torch
-
-    if not text:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=text)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {text!r} cannot be used here ({reason}); try --device cpu") from None
-    return text
 
 
 def _load(given: list[Given], model: str, device: str, *, throttled: bool) -> tuple[PrunedVLM, list[Saved]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import print_json
+from diffprune.cli import choose_device, print_json
 
 
 def command(
@@ -23,6 +23,7 @@ def command(
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Draw the top and bottom of the ranking and how alike their tokens are.")
     ] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was kept as JSON.")] = False,
 ) -> None:
     """Draw what a pruner keeps of a picture.
@@ -39,7 +40,8 @@ def command(
     if not out.parent.is_dir():
         raise ValueError(f"the folder of {out} does not exist; make it first")
     picture = open_image(image)
-    vlm = load_vlm(pruner, model=model, method=method, keep=keep)
+    where = choose_device(device)
+    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
     (selection,) = vlm.select([picture], [text])
     found: dict[str, object] = {"method": vlm.method.name, "keep": selection.keep.tolist(), "grid": selection.grid}
     if matrix:

@@ -1,7 +1,7 @@
 """Score pruning methods on the ten scenes tasks, all through the deployed path: encode, choose, drop, generate.
 
-Pictures are encoded once and asked many questions; every method and budget answers the same ones. The tasks are
-stand-ins for the ten benchmarks, each with its benchmark's own metric.
+Pictures are encoded once and asked many questions; every method and budget answers the same ones. They may differ in
+size, and then in their number of tokens. The tasks are stand-ins for the ten benchmarks, each with its own metric.
 """
 
 import time
@@ -9,28 +9,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.backbones.images import pixel_seed
 from diffprune.evaluate.answers import Answers, Entry, Sheet
+from diffprune.evaluate.pixels import make_features, takes_pixels
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner
 from diffprune.model import PrunedVLM
-from diffprune.scenes import Scene, pack, render
+from diffprune.scenes import Scene
 from diffprune.scenes.oracle import Oracle
+from diffprune.scenes.sizes import draw_sized, model_sizes, require_way
 from diffprune.scenes.tasks import TASKS, Task, build_task
 from diffprune.types import LMInputs, VisualTokens
 
 Progress = Callable[[str, int, int], None]  # stage, how much of it is done, of how much
 PromptBatches = list[tuple[list[int], Batch]]  # places of the prompts among all, and these prompts
 
-FROM_PROMPT = frozenset({"text", "projected"})  # what is made for each prompt, not once for each picture
+NOT_HELD = frozenset({"text", "projected"})  # what is made where it is used, not held for each picture
+ANY_QUESTION = "What is it?"
+PADDING = {"slots": -2, "segment": -1}  # what stands behind a row's last value, where it is not 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,28 @@ class Run(Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures encoded apart from any prompt, and what a prompt about one of them must know of it.
+
+    Attributes:
+        placeholders: The ids that stand for each picture in a prompt.
+        features: What the numbering of a prompt reads of each picture (`Backbone.picture_features`), one row each.
+    """
+
+    tokens: VisualTokens
+    placeholders: tuple[tuple[int, ...], ...]
+    features: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class Gallery:
     """Questions of several tasks, and each picture they are about encoded once.
 
     Attributes:
         picture: The row of `tokens` that prompt i is about.
-        ids: The prompts as the model reads them, one placeholder for each visual token.
+        ids: The prompts as the model reads them, with the placeholders of their picture.
+        features: Of each picture, as `Pictures` has them.
+        sizes: The way pictures are sized.
     """
 
     tasks: tuple[Task, ...]
@@ -67,11 +87,13 @@ class Gallery:
     ids: tuple[tuple[int, ...], ...]
     picture: tuple[int, ...]
     scenes: tuple[Scene, ...]
+    features: dict[str, Tensor]
+    sizes: str
 
     def oracle(self) -> Oracle:
         """The pruner that knows these pictures."""
         assert self.tokens.seeds is not None
-        return Oracle.of(zip(self.tokens.seeds, self.scenes, strict=True))
+        return Oracle.of(zip(self.tokens.seeds, self.scenes, strict=True), self.sizes)
 
 
 # Questions and pictures ----------------------------------------------------------------------------------------------
@@ -97,6 +119,7 @@ def open_gallery(
     *,
     split: str = "test",
     count: int = 500,
+    sizes: str | None = None,
     needs: frozenset[str] = frozenset(),
     batch_size: int = 64,
     progress: Progress | None = None,
@@ -105,86 +128,157 @@ def open_gallery(
 
     Args:
         count: Scored units of each task: questions, sets of four rotations (MMBench), pairs (MME).
+        sizes: How pictures are sized (`scenes.sizes.WAYS`); the model's own way where left out.
         needs: Of all the methods that will be run.
     """
+    sizes = own_sizes(vlm) if sizes is None else require_way(sizes)
     built = tuple(build_task(name, split, count) for name in tasks)
     rows: dict[Scene, int] = {}
     picture = tuple(rows.setdefault(question.scene, len(rows)) for task in built for question in task.questions)
     scenes = tuple(rows)
-    chunks: list[VisualTokens] = []
+    chunks: list[Pictures] = []
     for start in range(0, len(scenes), batch_size):
         chunk = scenes[start : start + batch_size]
-        chunks.append(encode_scenes(vlm, chunk, needs - FROM_PROMPT))
+        chunks.append(encode_scenes(vlm, chunk, needs - NOT_HELD, sizes=sizes))
         if progress:
             progress("encode pictures", start + len(chunk), len(scenes))
-    tokens = join(chunks)
+    placeholders = [ids for chunk in chunks for ids in chunk.placeholders]
     prompts = tuple(question.prompt for task in built for question in task.questions)
-    ids = prompt_ids(vlm, prompts, num_visual=tokens.x.shape[1])
-    return Gallery(tasks=built, tokens=tokens, prompts=prompts, ids=ids, picture=picture, scenes=scenes)
+    return Gallery(
+        tasks=built,
+        tokens=join([chunk.tokens for chunk in chunks]),
+        prompts=prompts,
+        ids=prompt_ids(vlm, prompts, [placeholders[row] for row in picture]),
+        picture=picture,
+        scenes=scenes,
+        features={key: torch.cat([chunk.features[key] for chunk in chunks]) for key in chunks[0].features},
+        sizes=sizes,
+    )
 
 
-def prompt_ids(vlm: PrunedVLM, prompts: Sequence[str], *, num_visual: int) -> tuple[tuple[int, ...], ...]:
-    """Prompts as the model reads them, with `num_visual` placeholders for a picture, or without one where that is 0."""
+def own_sizes(vlm: PrunedVLM) -> str:
+    """The way of sizes that the model says is its own."""
+    return model_sizes(getattr(vlm.base.config, "_name_or_path", None) or "")
+
+
+def prompt_ids(
+    vlm: PrunedVLM, prompts: Sequence[str], placeholders: Sequence[tuple[int, ...]] | None
+) -> tuple[tuple[int, ...], ...]:
+    """Prompts as the model reads them, each with the ids that stand for its picture, or all without a picture."""
     backbone = vlm.backbone
-    texts = [backbone._prompt(prompt, 1 if num_visual else 0, chat=True) for prompt in prompts]
-    image = backbone.image_token
+    image = backbone.image_token_id
+    texts = [backbone._prompt(prompt, 0 if placeholders is None else 1, chat=True) for prompt in prompts]
+    plain = [tuple(ids) for ids in backbone.tokenizer(texts)["input_ids"]]
+    if placeholders is None:
+        return tuple(plain)
+    places = [ids.index(image) for ids in plain]
     return tuple(
-        map(tuple, backbone.tokenizer([text.replace(image, image * num_visual) for text in texts])["input_ids"])
+        ids[:place] + filled + ids[place + 1 :] for ids, place, filled in zip(plain, places, placeholders, strict=True)
     )
 
 
 def encode_scenes(
-    vlm: PrunedVLM, scenes: Sequence[Scene], needs: frozenset[str] = frozenset(), *, seeds: bool = True
-) -> VisualTokens:
-    """Visual tokens of scenes, drawn where the model runs; pixels are those the processor would give.
+    vlm: PrunedVLM,
+    scenes: Sequence[Scene],
+    needs: frozenset[str] = frozenset(),
+    *,
+    sizes: str = "fixed",
+    seeds: bool = True,
+) -> Pictures:
+    """The pictures of scenes, drawn at their size where the model runs, and encoded.
+
+    They go through the model's own processor where it does more to them than to cut and to normalise.
 
     Args:
+        sizes: How pictures are sized (`scenes.sizes.WAYS`).
         seeds: Also the number made from each picture's pixels, for which these are brought to the CPU.
     """
-    device = vlm.base.get_input_embeddings().weight.device
-    pixels = render(pack(scenes), device)
-    assert isinstance(pixels, Tensor)
-    batch = Batch(
-        features={"pixel_values": normalise(vlm.processor, pixels).to(vlm.base.dtype)},
-        row_of_image=tuple(range(len(scenes))),
-        sizes=((pixels.shape[-1], pixels.shape[-2]),) * len(scenes),
-        seeds=tuple(pixel_seed(image) for image in to_images(pixels)) if seeds else (),
-    )
-    tokens = vlm.backbone.encode(batch, needs)
-    return tokens if seeds else replace(tokens, seeds=None)
+    backbone, dtype = vlm.backbone, vlm.base.dtype
+    drawn = draw_sized(scenes, sizes, vlm.base.get_input_embeddings().weight.device)
+    if not takes_pixels(backbone, sizes):
+        images = [Image.fromarray(to_bytes(picture)) for picture in drawn]
+        batch = vlm.prepare(images, [ANY_QUESTION] * len(images))
+        tokens, placeholders = backbone.encode(batch, needs), placeholder_ids(vlm, batch)
+    else:
+        made = make_features(backbone, drawn)
+        batch = Batch(
+            features={key: value.to(dtype) if value.is_floating_point() else value for key, value in made.items()},
+            row_of_image=tuple(range(len(scenes))),
+            sizes=tuple((picture.shape[2], picture.shape[1]) for picture in drawn),
+            seeds=tuple(pixel_seed(to_bytes(picture)) for picture in drawn) if seeds else (),
+        )
+        tokens = backbone.encode(batch, needs)
+        placeholders = tuple((backbone.image_token_id,) * length for length in num_placeholders(tokens))
+    features = {key: batch.features[key] for key in backbone.picture_features}
+    return Pictures(tokens if seeds else replace(tokens, seeds=None), placeholders, features)
+
+
+def num_placeholders(tokens: VisualTokens) -> list[int]:
+    """Placeholders of each picture, where each is one token or a newline."""
+    if tokens.slots is not None:
+        return (tokens.slots != -2).sum(-1).tolist()
+    return [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
+
+
+def placeholder_ids(vlm: PrunedVLM, batch: Batch) -> tuple[tuple[int, ...], ...]:
+    """The ids that stand for each picture of a batch, which asks `ANY_QUESTION` of all: what is more than the text."""
+    backbone = vlm.backbone
+    (bare,) = prompt_ids(vlm, [ANY_QUESTION], [(backbone.image_token_id,)])
+    place = bare.index(backbone.image_token_id)
+    before, after = bare[:place], bare[place + 1 :]
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}  # many are alike: each is held once
+    found = []
+    for ids, mask in zip(*(batch.features[key].tolist() for key in ("input_ids", "attention_mask")), strict=True):
+        row = tuple(ids[len(mask) - sum(mask) :])
+        end = len(row) - len(after)
+        if row[:place] != before or row[end:] != after:
+            raise ValueError(
+                f"the {backbone.family} family writes more than a picture's placeholders into a prompt, so questions "
+                "cannot be asked of pictures encoded before; choose a model of another family"
+            )
+        found.append(known.setdefault(row[place:end], row[place:end]))
+    return tuple(found)
+
+
+def scene_images(scenes: Sequence[Scene], sizes: str) -> list[Image.Image]:
+    """The pictures of scenes at their sizes, as pictures of PIL."""
+    return [Image.fromarray(to_bytes(picture)) for picture in draw_sized(scenes, sizes)]
 
 
 def to_images(pixels: UInt8[Tensor, "B 3 H W"]) -> list[Image.Image]:
     """The same as pictures of PIL."""
-    return [Image.fromarray(image) for image in pixels.permute(0, 2, 3, 1).cpu().numpy()]
+    return [Image.fromarray(to_bytes(picture)) for picture in pixels]
 
 
-def normalise(processor: Any, pixels: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B 3 H W"]:
-    """What the processor does to a picture that has the model's own size already."""
-    image_processor = processor.image_processor
-    mean, std = (
-        torch.tensor(value, device=pixels.device)[:, None, None]
-        for value in (image_processor.image_mean, image_processor.image_std)
-    )
-    return (pixels * image_processor.rescale_factor - mean) / std
+def to_bytes(picture: UInt8[Tensor, "3 H W"]) -> UInt8[np.ndarray, "H W 3"]:
+    """The same with the colors last, on the CPU."""
+    return picture.permute(1, 2, 0).contiguous().cpu().numpy()
 
 
 def join(chunks: Sequence[VisualTokens]) -> VisualTokens:
-    """Several batches of equally many tokens as one."""
+    """Several batches as one, all padded to the most tokens a picture has."""
     first = chunks[0]
     changes: dict[str, Any] = {
-        item.name: torch.cat([getattr(chunk, item.name) for chunk in chunks])
+        item.name: join_rows([getattr(chunk, item.name) for chunk in chunks], PADDING.get(item.name, 0))
         for item in fields(VisualTokens)
-        if isinstance(getattr(first, item.name), Tensor)
+        if isinstance(getattr(first, item.name), Tensor) and item.name != "made_mask"
     }
-    if all(chunk.is_full for chunk in chunks):
-        changes["made_mask"] = changes["mask"]
+    full = all(chunk.is_full for chunk in chunks) and len({chunk.x.shape[1] for chunk in chunks}) == 1
     return replace(
         first,
         grid=tuple(pair for chunk in chunks for pair in chunk.grid),
         seeds=tuple(seed for chunk in chunks for seed in chunk.seeds or ()),
+        planes=tuple(join_rows(planes, 0) for planes in zip(*(chunk.planes for chunk in chunks), strict=True)),
+        made_mask=changes["mask"] if full else None,
         **changes,
     )
+
+
+def join_rows(parts: Sequence[Shaped[Tensor, "_ _ ..."]], value: int) -> Shaped[Tensor, "_ _ ..."]:
+    """Rows of several tensors below each other, padded at the end to the longest."""
+    width = max(part.shape[1] for part in parts)
+    padded = [F.pad(part, (0, 0) * (part.ndim - 2) + (0, width - part.shape[1]), value=value) for part in parts]
+    return torch.cat(padded)
 
 
 # Answers -------------------------------------------------------------------------------------------------------------
@@ -210,10 +304,9 @@ def answer(
     """
     backbone = vlm.backbone
     if blind:
-        ids = prompt_ids(vlm, gallery.prompts, num_visual=0)
-        batches = prompt_batches(ids, batch_size, pad_id=backbone.pad_id, device=gallery.tokens.x.device, images=False)
+        batches = prompt_batches(vlm, prompt_ids(vlm, gallery.prompts, None), batch_size)
     elif batches is None:
-        batches = prompt_batches(gallery.ids, batch_size, pad_id=backbone.pad_id, device=gallery.tokens.x.device)
+        batches = gallery_batches(vlm, gallery, batch_size)
     chosen = None if blind or throttle else choose(vlm, gallery.tokens, keep=keep, batch_size=batch_size)
     answers = [""] * len(gallery.prompts)
     done = 0
@@ -226,7 +319,7 @@ def answer(
             if chosen is not None:
                 new = _generate(vlm, vlm.splice_kept(batch, tokens, chosen[pictures]), max_new_tokens)
             else:
-                tokens = with_needs(backbone, batch, tokens, vlm.method.needs & FROM_PROMPT)
+                tokens = with_needs(backbone, batch, tokens, vlm.method.needs & NOT_HELD)
                 if throttle is not None:
                     new = _generate(vlm, weaken(vlm, batch, tokens, keep, throttle), max_new_tokens)
                 else:
@@ -239,21 +332,49 @@ def answer(
     return answers
 
 
+def gallery_batches(vlm: PrunedVLM, gallery: Gallery, batch_size: int) -> PromptBatches:
+    """The gallery's prompts in batches, each about its picture.
+
+    Prompts with answers of like length go together: a batch is decoded until its last answer has ended.
+    """
+    answers = [" " + question.answer for task in gallery.tasks for question in task.questions]
+    spelled = vlm.backbone.tokenizer(answers, add_special_tokens=False)["input_ids"]
+    batches = []
+    for asked, batch in prompt_batches(vlm, gallery.ids, batch_size, first_by=[len(ids) for ids in spelled]):
+        pictures = [gallery.picture[index] for index in asked]
+        features = batch.features | {key: value[pictures] for key, value in gallery.features.items()}
+        batch = replace(batch, features=features, row_of_image=tuple(range(len(asked))))
+        batches.append((asked, replace(batch, positions=vlm.backbone.positions(batch))))
+    return batches
+
+
 def prompt_batches(
-    ids: Sequence[Sequence[int]], batch_size: int, *, pad_id: int, device: torch.device, images: bool = True
+    vlm: PrunedVLM, ids: Sequence[Sequence[int]], batch_size: int, first_by: Sequence[int] | None = None
 ) -> PromptBatches:
-    """Prompts in batches of like length, left-padded, each with the places of its prompts among all."""
-    order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+    """Prompts in batches of like length, left-padded, each with the places of its prompts among all.
+
+    Args:
+        first_by: A number for each prompt by which they are ordered before their length.
+    """
+    device = vlm.base.get_input_embeddings().weight.device
+    order = sorted(range(len(ids)), key=lambda index: (first_by[index] if first_by else 0, len(ids[index])))
     batches = []
     for start in range(0, len(order), batch_size):
         asked = order[start : start + batch_size]
-        padded = pad_sequence(
-            [torch.tensor(ids[i]) for i in asked], batch_first=True, padding_value=-1, padding_side="left"
-        )
-        features = {"input_ids": padded.masked_fill(padded < 0, pad_id), "attention_mask": (padded >= 0).long()}
-        moved = {key: value.to(device) for key, value in features.items()}
-        batches.append((asked, Batch(features=moved, row_of_image=tuple(range(len(asked))) if images else ())))
+        features = pad_left([ids[index] for index in asked], vlm.backbone.pad_id)
+        batches.append((asked, Batch(features={key: value.to(device) for key, value in features.items()})))
     return batches
+
+
+def pad_left(ids: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, "B T"]]:
+    """Ids and mask of a batch as a processor gives them."""
+    width = max(map(len, ids))
+    padded = np.full((len(ids), width), pad_id, dtype=np.int64)
+    mask = np.zeros_like(padded)
+    for row, prompt in enumerate(ids):
+        padded[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask)}
 
 
 def choose(
@@ -264,11 +385,15 @@ def choose(
     None where the prompt has a say, where tokens are merged, and where they are dropped inside the language model.
     """
     method = vlm.method
-    if isinstance(method, LayerPruner | MergingPruner) or method.needs & FROM_PROMPT:
+    if isinstance(method, LayerPruner | MergingPruner) or "text" in method.needs:
         return None
     rows = range(len(tokens))
-    parts = [tokens.take(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
-    kept = [vlm.rule.select(part, vlm._counts(part, keep)) for part in parts]
+    kept = []
+    for start in range(0, len(rows), batch_size):
+        part = tokens.take(rows[start : start + batch_size])
+        if "projected" in method.needs:
+            part = replace(part, projected=vlm.backbone.project(part.x))
+        kept.append(vlm.rule.select(part, vlm._counts(part, keep)))
     width = max(part.shape[1] for part in kept)
     return torch.cat([F.pad(part, (0, width - part.shape[1]), value=-1) for part in kept])
 
@@ -327,7 +452,7 @@ def evaluate(
     assert vlm.method.name == "full", "answers are compared with the full model's"
     all_runs = [Run(method="full", keep=1.0, seed=0, pruner=vlm.method), *runs]
     done: list[Answers] = []
-    batches = prompt_batches(gallery.ids, batch_size, pad_id=vlm.backbone.pad_id, device=gallery.tokens.x.device)
+    batches = gallery_batches(vlm, gallery, batch_size)
     for run in all_runs:
         pruned = vlm.with_method(run.pruner, keep=run.keep)
 

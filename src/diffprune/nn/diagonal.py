@@ -3,13 +3,54 @@
 Both kinds start as the identity (zero output projections) and are called the same way.
 """
 
+from abc import ABC, abstractmethod
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffprune.nn.blocks import Block, BlockSpec, position_angles, zero_padding
 
 
-class DiagonalBlock(nn.Module):
+class ThrottleBlock(nn.Module, ABC):
+    """A Transformer block whose residual branches can be weighed token by token; a kind says what a token hears."""
+
+    def __init__(self, spec: BlockSpec) -> None:
+        super().__init__()
+        self.block = Block(spec).zero_outputs_()
+
+    @abstractmethod
+    def hear(
+        self,
+        patches: Float[Tensor, "B P W"],
+        mask: Bool[Tensor, "B N"] | None,
+        coords: Int[Tensor, "B N G 2"] | None,
+    ) -> Float[Tensor, "B P W"]:
+        """What attention adds to each normed patch."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N D"],
+        *,
+        mask: Bool[Tensor, "B N"] | None = None,
+        coords: Int[Tensor, "B N G 2"] | None = None,
+        branch_scale: Float[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B N D"]:
+        """Every token, brought back to what the projector expects.
+
+        Args:
+            x: Weakened tokens, D = G * width.
+            mask: True where a token is real.
+            coords: Place of each patch, needed where the tower has rotary positions and tokens hear each other.
+            branch_scale: Weight of both residual branches; 0 passes a token through as it is.
+        """
+        block = self.block
+        patches, scale = _patches(x, block, mask, branch_scale)
+        patches = patches + scale * self.hear(block.norm1(patches), mask, coords)
+        patches = patches + scale * block.mlp(block.norm2(patches))
+        return patches.reshape(x.shape).to(x.dtype)
+
+
+class DiagonalBlock(ThrottleBlock):
     """A Transformer block under an identity attention mask, so no token ever hears another (paper, Section 4.3).
 
     The softmax over one key is 1, so the query-key product is skipped. The query and key weights stay, frozen: they
@@ -17,66 +58,32 @@ class DiagonalBlock(nn.Module):
     """
 
     def __init__(self, spec: BlockSpec) -> None:
-        super().__init__()
-        self.block = Block(spec).zero_outputs_()
+        super().__init__(spec)
         attention = self.block.attention
         for unused in (attention.query, attention.key, attention.query_norm, attention.key_norm):
             unused.requires_grad_(False)
 
-    def forward(
+    def hear(
         self,
-        x: Float[Tensor, "B N D"],
-        *,
-        mask: Bool[Tensor, "B N"] | None = None,
-        coords: Int[Tensor, "B N G 2"] | None = None,
-        branch_scale: Float[Tensor, "B N"] | None = None,
-    ) -> Float[Tensor, "B N D"]:
-        """Every token, changed by itself alone; padding comes out as zeros.
-
-        Args:
-            x: Weakened tokens, D = G * width.
-            mask: True where a token is real.
-            coords: Taken so that both blocks are called alike; a token that hears only itself has no use for them.
-            branch_scale: Weight of both residual branches; 0 passes a token through as it is.
-        """
-        del coords
-        block = self.block
-        patches, scale = _patches(x, block, mask, branch_scale)
-        patches = patches + scale * block.attention.alone(block.norm1(patches))
-        patches = patches + scale * block.mlp(block.norm2(patches))
-        return patches.reshape(x.shape).to(x.dtype)
+        patches: Float[Tensor, "B P W"],
+        mask: Bool[Tensor, "B N"] | None,
+        coords: Int[Tensor, "B N G 2"] | None,
+    ) -> Float[Tensor, "B P W"]:
+        return self.block.attention.alone(patches)
 
 
-class GlobalBlock(nn.Module):
+class GlobalBlock(ThrottleBlock):
     """The ablation: the same block with full attention within an image, which lets a token recover what it lost."""
 
-    def __init__(self, spec: BlockSpec) -> None:
-        super().__init__()
-        self.block = Block(spec).zero_outputs_()
-
-    def forward(
+    def hear(
         self,
-        x: Float[Tensor, "B N D"],
-        *,
-        mask: Bool[Tensor, "B N"] | None = None,
-        coords: Int[Tensor, "B N G 2"] | None = None,
-        branch_scale: Float[Tensor, "B N"] | None = None,
-    ) -> Float[Tensor, "B N D"]:
-        """Every token after hearing the real tokens of its image; padding is never heard.
-
-        Args:
-            x: Weakened tokens, D = G * width.
-            mask: True where a token is real.
-            coords: Place of each patch, needed where the tower has rotary positions.
-            branch_scale: Weight of both residual branches; 0 passes a token through as it is.
-        """
-        block = self.block
-        patches, scale = _patches(x, block, mask, branch_scale)
+        patches: Float[Tensor, "B P W"],
+        mask: Bool[Tensor, "B N"] | None,
+        coords: Int[Tensor, "B N G 2"] | None,
+    ) -> Float[Tensor, "B P W"]:
         heard = None if mask is None else mask.repeat_interleave(patches.shape[1] // mask.shape[1], dim=1)
-        angles = position_angles(coords, block.spec)
-        patches = patches + scale * block.attention(block.norm1(patches), mask=heard, angles=angles)
-        patches = patches + scale * block.mlp(block.norm2(patches))
-        return patches.reshape(x.shape).to(x.dtype)
+        angles = position_angles(coords, self.block.spec)
+        return self.block.attention(patches, mask=heard, angles=angles)
 
 
 def _patches(

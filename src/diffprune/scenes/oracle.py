@@ -8,23 +8,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.methods.base import Card, ScoringPruner
+from diffprune.scenes.draw import PICTURE
+from diffprune.scenes.sizes import picture_size
 from diffprune.scenes.world import Scene
 from diffprune.types import VisualTokens
 
-Box = tuple[int, int, int, int]
+Length = int | float
+Box = tuple[Length, Length, Length, Length]  # x0, y0, x1, y1 in pixels of the picture
 GOLDEN = (5**0.5 - 1) / 2
 
 
-def items(scene: Scene) -> list[Box]:
-    """The boxes of everything the texts speak of, one per item; a sign counts each of its letters as one."""
-    boxes = [thing.box for thing in scene.things]
+def items(scene: Scene, size: tuple[int, int] = (PICTURE, PICTURE)) -> list[Box]:
+    """The boxes of everything the texts speak of, one per item; a sign counts each of its letters as one.
+
+    Args:
+        size: (height, width) of the picture, in whose pixels the boxes are.
+    """
+    boxes: list[Box] = [thing.box for thing in scene.things]
     boxes += [thing.tag_box for thing in scene.things if thing.tag_box is not None]
     if scene.sign is not None:
         x0, y0, x1, y1 = scene.sign.box
         letters = len(scene.sign.text)
         width = x1 - x0
         boxes += [(x0 + width * i // letters, y0, x0 + width * (i + 1) // letters, y1) for i in range(letters)]
-    return boxes
+    down, across = size[0] / PICTURE, size[1] / PICTURE
+    return [(x0 * across, y0 * down, x1 * across, y1 * down) for x0, y0, x1, y1 in boxes]
 
 
 class Oracle(ScoringPruner):
@@ -42,9 +50,9 @@ class Oracle(ScoringPruner):
         self.boxes = dict(boxes)
 
     @classmethod
-    def of(cls, pictures: Iterable[tuple[int, Scene]]) -> "Oracle":
-        """From (number of the picture, its scene) pairs."""
-        return cls({seed: items(scene) for seed, scene in pictures})
+    def of(cls, pictures: Iterable[tuple[int, Scene]], sizes: str = "fixed") -> "Oracle":
+        """From (number of the picture, its scene) pairs, and the way the pictures were sized (`scenes.sizes`)."""
+        return cls({seed: items(scene, picture_size(scene, sizes)) for seed, scene in pictures})
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         known = tokens.seeds is not None and all(seed in self.boxes for seed in tokens.seeds)

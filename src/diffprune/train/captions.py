@@ -1,4 +1,4 @@
-"""Train a scorer on captions of scenes, with the reference model frozen. Pictures are drawn where the model runs."""
+"""Train a scorer on captions of scenes, with the reference model frozen. Pictures are drawn as training goes."""
 
 import math
 import time
@@ -8,14 +8,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.base import Batch, with_needs
 from diffprune.config import OptimConfig, TauConfig
-from diffprune.evaluate.native import encode_scenes, prompt_ids
+from diffprune.evaluate.native import NOT_HELD, encode_scenes, own_sizes, pad_left, prompt_ids, scene_images
+from diffprune.evaluate.pixels import takes_pixels
 from diffprune.methods.base import TrainablePruner
 from diffprune.model import PrunedVLM
 from diffprune.scenes import Rng, Scene, make_scene
 from diffprune.scenes.language import caption
 from diffprune.scenes.oracle import items
+from diffprune.scenes.sizes import picture_size
 from diffprune.train.loop import train
 from diffprune.types import VisualTokens
 
@@ -23,36 +25,51 @@ INSTRUCTION = "Describe the picture."
 STREAM = "captions"  # key of the random numbers drawn here, so that no other part of the world shares them
 
 
-def caption_batch(vlm: PrunedVLM, scenes: Sequence[Scene], captions: Sequence[str]) -> tuple[Batch, VisualTokens]:
-    """Scenes with their captions as answers, and their visual tokens."""
+def caption_batch(
+    vlm: PrunedVLM, scenes: Sequence[Scene], captions: Sequence[str], sizes: str = "fixed"
+) -> tuple[Batch, VisualTokens]:
+    """Scenes with their captions as answers, and their visual tokens.
+
+    Args:
+        sizes: How pictures are sized (`scenes.sizes.WAYS`).
+    """
     backbone = vlm.backbone
-    tokens = encode_scenes(vlm, scenes, seeds=False)  # noise is drawn from the sample, not from its pixels
-    ids = torch.tensor(prompt_ids(vlm, [INSTRUCTION], num_visual=tokens.x.shape[1])).expand(len(scenes), -1)
-    features, labels = backbone._append(
-        {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, [backbone._answer_ids(text) for text in captions]
-    )
-    device = tokens.x.device
+    if not takes_pixels(backbone, sizes):
+        batch = vlm.prepare(scene_images(scenes, sizes), [INSTRUCTION] * len(scenes), captions)
+        tokens = vlm.encode(batch)
+        assert tokens is not None
+        return batch, tokens
+    needs = vlm.method.needs
+    # Noise is drawn from the sample, not from its pixels.
+    pictures = encode_scenes(vlm, scenes, needs - NOT_HELD, sizes=sizes, seeds=False)
+    ids = prompt_ids(vlm, [INSTRUCTION] * len(scenes), pictures.placeholders)
+    answers = [backbone._answer_ids(text) for text in captions]
+    features, labels = backbone._append(pad_left(ids, backbone.pad_id), answers)
+    device = pictures.tokens.x.device
     batch = Batch(
-        features={key: value.to(device) for key, value in features.items()},
+        features={key: value.to(device) for key, value in features.items()} | pictures.features,
         row_of_image=tuple(range(len(scenes))),
         labels=labels.to(device),
     )
-    return batch, tokens
+    return batch, with_needs(backbone, batch, pictures.tokens, needs & NOT_HELD)
 
 
-def item_regions(tokens: VisualTokens, pictures: Sequence[object]) -> Bool[Tensor, "B N"] | None:
-    """True at tokens that see a part of anything the captions speak of; None where the pictures are no scenes."""
+def item_regions(tokens: VisualTokens, pictures: Sequence[object], sizes: str = "fixed") -> Bool[Tensor, "B N"] | None:
+    """True at tokens that see a part of anything the captions speak of; None where the pictures are no scenes.
+
+    Args:
+        sizes: How the pictures were sized, as the tokens' boxes are in pixels of these.
+    """
     scenes = [picture for picture in pictures if isinstance(picture, Scene)]
     if len(scenes) < len(pictures) or tokens.boxes is None:
         return None
     where = tokens.boxes.cpu()
     seen = torch.zeros(where.shape[:2], dtype=torch.bool)
     for row, scene in enumerate(scenes):
-        for box in items(scene):
-            x0, y0, x1, y1 = box
+        for x0, y0, x1, y1 in items(scene, picture_size(scene, sizes)):
             left, top, right, bottom = where[row].unbind(-1)
             seen[row] |= (left < x1) & (right > x0) & (top < y1) & (bottom > y0)
-    return seen.to(tokens.x.device)
+    return seen.to(tokens.x.device) & tokens.mask
 
 
 def train_on_captions(
@@ -90,17 +107,18 @@ def train_on_captions(
         raise ValueError(f"budgets={budgets} is no range of tokens; give (smallest, largest), from 1 on")
     start = time.perf_counter()
     device = vlm.base.get_input_embeddings().weight.device
+    sizes = own_sizes(vlm)
     if getattr(method, "throttle_noise", None) is not None:
         scenes = [_training_scene(seed, index) for index in range(calibration)]
         chunks = (scenes[first : first + batch_size] for first in range(0, calibration, batch_size))
-        method.calibrate(encode_scenes(vlm, chunk) for chunk in chunks)  # type: ignore[operator]
+        method.calibrate(encode_scenes(vlm, chunk, sizes=sizes).tokens for chunk in chunks)  # type: ignore[operator]
 
     def loss(step: int, temperature: float) -> Float[Tensor, ""]:
         places = range(step * batch_size, (step + 1) * batch_size)
         scenes = [_training_scene(seed, place) for place in places]
         draws = [Rng(seed, STREAM, place) for place in places]
         texts = [caption(scene, rng) for scene, rng in zip(scenes, draws, strict=True)]
-        batch, tokens = caption_batch(vlm, scenes, texts)
+        batch, tokens = caption_batch(vlm, scenes, texts, sizes)
         counts = torch.tensor([_draw_budget(rng, low, high) for rng in draws], device=device)
         noise = [torch.Generator(device).manual_seed(rng.word()) for rng in draws]
         return vlm.loss(batch, tokens=tokens, tau=temperature, keep=counts, generator=noise, remove_below=remove_below)

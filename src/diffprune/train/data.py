@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
+from diffprune.backbones.base import Exchange
 from diffprune.backbones.images import open_image
 from diffprune.config import DataConfig
 from diffprune.extras import MissingExtraError
@@ -27,12 +28,22 @@ PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A picture, what is asked about it, and the answer to learn; scenes are drawn where the model runs."""
+    """A picture, what is asked about it, and the answer to learn; scenes are drawn where the model runs.
+
+    Args:
+        later: Questions and answers that follow in the same conversation.
+    """
 
     id: int
     picture: Image.Image | Scene
     question: str
     answer: str
+    later: tuple[Exchange, ...] = ()
+
+    @property
+    def answers(self) -> list[str]:
+        """All that is to be learnt."""
+        return [self.answer, *(answer for _, answer in self.later)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,7 @@ class Table(ABC):
 
 
 class Listed(Table):
-    """Rows in memory, pictures in files: a folder with JSONL, or LLaVA's conversations."""
+    """Rows in memory, pictures in files: a folder with JSONL."""
 
     def __init__(self, rows: Sequence[Row | ValueError], config: DataConfig, root: Path) -> None:
         self.rows, self.config, self.root = rows, config, root
@@ -142,30 +153,56 @@ def read_jsonl(paths: Sequence[Path]) -> list[Row | ValueError]:
     return rows
 
 
-def read_conversations(path: Path, config: DataConfig) -> list[Row | ValueError]:
-    """LLaVA's conversation JSON as rows: the first question about the picture and its answer.
+class Conversations(Table):
+    """LLaVA's conversation JSON: all questions of an entry with their answers.
 
     Entries without a picture are left out: there is nothing to prune in them.
     """
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from error
-    if not isinstance(entries, list):
-        raise ValueError(f"{path} holds no list; give LLaVA's conversations, [{{image, conversations}}, ...]")
-    return [_first_exchange(entry, config) for entry in entries if not isinstance(entry, dict) or "image" in entry]
+
+    def __init__(self, path: Path, config: DataConfig) -> None:
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON ({error})") from error
+        if not isinstance(entries, list):
+            raise ValueError(f"{path} holds no list; give LLaVA's conversations, [{{image, conversations}}, ...]")
+        self.config, self.root = config, Path(config.images) if config.images else path.parent
+        self.entries = [entry for entry in entries if not isinstance(entry, dict) or "image" in entry]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def read(self, number: int) -> Sample | Broken:
+        entry = self.entries[number]
+        try:
+            (question, answer), *later = read_exchanges(entry.get("conversations") if isinstance(entry, dict) else None)
+            if not all(asked for asked, _ in later):
+                raise ValueError("a question after the first is empty")
+            return Sample(
+                id=number,
+                picture=_picture(entry["image"], self.config, self.root),
+                question=question or self.config.prompt,
+                answer=answer,
+                later=tuple(later),
+            )
+        except ValueError as error:
+            return Broken(number, str(error))
 
 
-def _first_exchange(entry: object, config: DataConfig) -> Row | ValueError:
-    turns = entry.get("conversations") if isinstance(entry, dict) else None
+def read_exchanges(turns: Any) -> list[Exchange]:
+    """Questions, the picture's mark taken out, with their answers; a last question without an answer is left out."""
     try:
-        asked, said = turns[:2]  # type: ignore[index]
-        if (asked["from"], said["from"]) != ("human", "gpt"):
+        pairs = list(zip(turns[::2], turns[1::2], strict=False))
+        if not pairs or any((asked["from"], said["from"]) != ("human", "gpt") for asked, said in pairs):
             raise ValueError
-        question = asked["value"].replace("<image>", "").strip()
-        return {config.image: entry["image"], config.caption: said["value"], "question": question}  # type: ignore[index]
+        found = [(asked["value"].replace("<image>", "").strip(), said["value"].strip()) for asked, said in pairs]
     except (TypeError, KeyError, ValueError, AttributeError):
-        return ValueError(f"the entry has no question and answer: conversations is {str(turns)[:80]}")
+        raise ValueError(
+            f"the entry has no question and answer, or not in turns: conversations is {str(turns)[:80]}"
+        ) from None
+    if not all(answer for _, answer in found):
+        raise ValueError(f"an answer is empty: conversations is {str(turns)[:80]}")
+    return found
 
 
 class Shards(Table):
@@ -493,8 +530,7 @@ def _open_file(path: Path, config: DataConfig) -> Table:
     if path.suffix == ".jsonl":
         return _open_jsonl([path], config, path)
     if path.suffix == ".json":
-        rows = read_conversations(path, config)
-        return Listed(rows, config, Path(config.images) if config.images else path.parent)
+        return Conversations(path, config)
     if path.suffix == ".tar":
         return Shards([path], config)
     raise ValueError(f"data.name={str(path)!r} is of no known kind; give .jsonl, .json (LLaVA's) or .tar, or a folder")

@@ -32,12 +32,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from diffprune.backbones.base import Batch
 from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import RunConfig, differences, load_config, to_yaml
-from diffprune.evaluate.native import to_images
+from diffprune.evaluate.native import own_sizes, scene_images
+from diffprune.evaluate.pixels import takes_pixels
 from diffprune.methods.base import SelfTaughtPruner, build_method
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.model import PrunedVLM, wrap_backbone
 from diffprune.results import write_text
-from diffprune.scenes import PICTURE, Scene, pack, render
+from diffprune.scenes import Scene
 from diffprune.schedules import learning_rate_scale, ramp_at, resolve_steps, tau_at
 from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
 from diffprune.train.checkpointing import (
@@ -101,13 +102,14 @@ class Objective(nn.Module):
         if not samples:  # others wait for this process's part of every layer too
             loss, entropy = self(BLANK, step, tau, num_targets, hard=hard)
             return loss * 0, entropy * 0
-        batch, tokens = make_batch(vlm, samples, batch)
+        batch, tokens = make_batch(vlm, samples, batch, sizes=config.data.sizes)
         counts = self._budgets(tokens, samples, step)
         if hard:
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
-            tokens = replace(tokens, regions=item_regions(tokens, [sample.picture for sample in samples]))
+            pictures = [sample.picture for sample in samples]
+            tokens = replace(tokens, regions=item_regions(tokens, pictures, config.data.sizes or own_sizes(vlm)))
         loss, alpha = vlm.learn(
             batch,
             tokens,
@@ -129,40 +131,42 @@ class Objective(nn.Module):
         return torch.tensor(counts, device=tokens.x.device)
 
 
-def make_batch(vlm: PrunedVLM, samples: Sequence[Sample], batch: Batch | None = None) -> tuple[Batch, VisualTokens]:
+def make_batch(
+    vlm: PrunedVLM, samples: Sequence[Sample], batch: Batch | None = None, *, sizes: str | None = None
+) -> tuple[Batch, VisualTokens]:
     """The samples as the model takes them, and their visual tokens.
 
-    Scenes are drawn where the model runs, where its pictures have the scenes' own size; else they are pictures like
-    any other.
+    Scenes are drawn where the model runs, where its processor would leave their size alone; else they are pictures
+    like any other.
 
     Args:
         batch: From `prepare`, where that was called before.
+        sizes: How pictures of scenes are sized; the model's own way where left out.
     """
-    batch = prepare(vlm, samples) if batch is None else batch
+    sizes = own_sizes(vlm) if sizes is None else sizes
+    batch = prepare(vlm, samples, sizes=sizes) if batch is None else batch
     if batch is None:
         scenes = [sample.picture for sample in samples if isinstance(sample.picture, Scene)]
-        return caption_batch(vlm, scenes, [sample.answer for sample in samples])
+        return caption_batch(vlm, scenes, [sample.answer for sample in samples], sizes)
     tokens = vlm.encode(batch)
     assert tokens is not None
     return batch, tokens
 
 
-def prepare(vlm: PrunedVLM, samples: Sequence[Sample]) -> Batch | None:
+def prepare(vlm: PrunedVLM, samples: Sequence[Sample], *, sizes: str | None = None) -> Batch | None:
     """The samples as the model takes them, made on the CPU; None for scenes that are drawn where the model runs."""
+    sizes = own_sizes(vlm) if sizes is None else sizes
     scenes = [sample.picture for sample in samples if isinstance(sample.picture, Scene)]
-    if len(scenes) == len(samples) and _takes_scenes(vlm) and all(one.question == INSTRUCTION for one in samples):
+    drawn = len(scenes) == len(samples)
+    if drawn and takes_pixels(vlm.backbone, sizes) and all(one.question == INSTRUCTION for one in samples):
         return None
-    pictures: list[Any] = [sample.picture for sample in samples]
-    if scenes:
-        pixels = render(pack(scenes))
-        assert isinstance(pixels, Tensor)  # its second form, with boxes, was not asked for
-        pictures = to_images(pixels)
-    return vlm.prepare(pictures, [sample.question for sample in samples], [sample.answer for sample in samples])
-
-
-def _takes_scenes(vlm: PrunedVLM) -> bool:
-    size = getattr(vlm.processor.image_processor, "crop_size", None)
-    return vlm.backbone.family == "llava" and size is not None and size["height"] == size["width"] == PICTURE
+    pictures: list[Any] = scene_images(scenes, sizes) if drawn else [sample.picture for sample in samples]
+    return vlm.prepare(
+        pictures,
+        [sample.question for sample in samples],
+        [sample.answer for sample in samples],
+        later=[sample.later for sample in samples],
+    )
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
@@ -360,7 +364,7 @@ class Run:
             rows = self.feed.read(positions, positions).values()
             samples = [row for row in rows if isinstance(row, Sample)]
             if samples:
-                yield make_batch(self.vlm, samples)[1]
+                yield make_batch(self.vlm, samples, sizes=self.config.data.sizes)[1]
 
     def _restore(self, found: Checkpoint) -> None:
         standing = Standing(**found.state)
@@ -396,7 +400,7 @@ class Run:
         return Part(
             samples=samples,
             broken=[row for row in rows if isinstance(row, Broken)],
-            batch=prepare(self.vlm, samples) if samples else None,
+            batch=prepare(self.vlm, samples, sizes=self.config.data.sizes) if samples else None,
             num_targets=sum(self.count_targets(sample) for sample in samples),
         )
 
@@ -443,7 +447,7 @@ class Run:
 
     def count_targets(self, sample: Sample) -> int:
         """Answer tokens of a sample."""
-        return len(self.vlm.backbone._answer_ids(sample.answer))
+        return sum(len(self.vlm.backbone._answer_ids(answer)) for answer in sample.answers)
 
     def sum_up(self, *values: int | float | Tensor) -> list[float]:
         """Each value summed over the processes."""
