@@ -84,6 +84,11 @@ def test_an_unknown_option_is_answered_with_what_there_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_method_can_be_asked_to_be_as_it_was_released(name: str) -> None:
+    assert build_method(name, block=SPEC, language=LANGUAGE, native=True).name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_built_method_knows_the_name_it_was_asked_for_by(name: str) -> None:
     assert build_method(name, block=SPEC, language=LANGUAGE).name == name
 

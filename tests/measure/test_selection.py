@@ -104,5 +104,5 @@ def test_on_a_gpu_choices_are_captured_and_launches_counted(tmp_path):
     selection.main(["--size", "tiny", "--device", "cuda", "--out", str(out), "--commit", "abc"])
     rows = {row["method"]: row for row in reversed(read_results(out).rows)}  # of the first shape
     assert rows["holov"]["graph_ms"] is not None and rows["divprune"]["graph_ms"] is not None
-    assert rows["prunesid"]["graph_ms"] is None
+    assert rows["prunesid"]["graph_ms"] is not None and rows["agilepruner"]["graph_ms"] is None
     assert rows["feature_norm"]["launches"] >= 2

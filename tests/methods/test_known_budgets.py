@@ -10,10 +10,11 @@ from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 from tests.methods.examples import make_method, make_tokens
+from tests.methods.looks import LooksRefused, never_looking
 
 NAMES = [name for name in METHODS.names() if not issubclass(METHODS.get(name), LayerPruner)]
 # These look at their own intermediate results, or draw on the CPU.
-WAITING = {"agilepruner", "full", "prunesid", "random"}
+WAITING = {"agilepruner", "full", "random"}
 
 
 def without_mask(tokens: VisualTokens) -> VisualTokens:
@@ -62,6 +63,23 @@ def test_a_choice_comes_with_the_scores_it_went_by(name: str) -> None:
     keep, logits = method.choose(tokens, torch.tensor([4, 3, 2]))
     assert torch.equal(keep, method.select(tokens, torch.tensor([4, 3, 2])))
     assert logits is not None and torch.equal(logits, method.score(tokens))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WAITING])
+def test_nothing_looks_at_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, tokens = make_method(name), without_mask(make_tokens((12, 12)))
+    with torch.inference_mode():
+        expected = method.select(tokens, 5)  # tables that are kept are made once
+        with never_looking(monkeypatch):
+            keep = method.select(tokens, 5)
+    assert torch.equal(keep, expected)
+
+
+@pytest.mark.parametrize("name", ["agilepruner", "prunesid"])
+def test_a_look_is_noticed(name: str) -> None:
+    method, tokens = make_method(name), without_mask(make_tokens((12, 12)))
+    with LooksRefused(), pytest.raises(RuntimeError, match="waits for the device"):
+        method.select(tokens, 5)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

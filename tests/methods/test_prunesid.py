@@ -1,10 +1,12 @@
 """PruneSID: groups by principal component, suppression inside a group, quotas."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
+from diffprune.measure.timing import waiting_refused
 from diffprune.methods.base import build_method
 from diffprune.methods.prunesid import (
     PruneSID,
@@ -17,6 +19,7 @@ from diffprune.methods.prunesid import (
 )
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
+from tests.methods.looks import never_looking
 
 
 def prunesid(**options: object) -> PruneSID:
@@ -203,3 +206,56 @@ def test_a_picture_keeps_the_same_beside_one_with_another_budget() -> None:
         alone = VisualTokens(x=x[row : row + 1, :count], cls_attention=attention[row : row + 1, :count])
         assert kept(prunesid().select(alone, k[row : row + 1]))[0] == [i for i in together[row].tolist() if i >= 0]
         assert kept(prunesid().select(alone, int(k[row])))[0] == kept(prunesid().select(alone, k[row : row + 1]))[0]
+
+
+# --- where nobody may look at the device ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "num_tokens, width, k", [(576, 320, 64), (576, 320, 128), (300, 64, 100), (100, 300, 12), (12, 16, 5), (1, 4, 1)]
+)
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_choice_nobody_looks_at_is_the_same(
+    num_tokens: int, width: int, k: int, padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = structured(k, num_tokens, width)
+    if padding and num_tokens > k:
+        tokens = dataclasses.replace(tokens, mask=torch.arange(num_tokens)[None] < num_tokens - padding)
+    expected = prunesid().select(tokens, k)
+    with never_looking(monkeypatch):
+        keep = prunesid().select(tokens, k)
+    assert torch.equal(keep, expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_tokens_of_few_directions_are_chosen_unseen(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 60, rank, generator=generator) @ torch.randn(rank, 150, generator=generator)
+    tokens = VisualTokens(x=x, cls_attention=torch.rand(1, 60, generator=generator))
+    with never_looking(monkeypatch):
+        keep = prunesid().select(tokens, 32)
+    assert len(set(keep[0].tolist())) == 32
+
+
+def test_a_large_matrix_is_decomposed_whether_it_may_wait_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = structured(0, 300, 290)
+    with never_looking(monkeypatch), pytest.raises(RuntimeError, match="_linalg_eigh waits for the device"):
+        prunesid().select(tokens, 300)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("num_tokens, k", [(576, 64), (576, 128), (2880, 320), (12, 5)])
+def test_a_captured_choice_is_the_plain_one(num_tokens: int, k: int) -> None:
+    tokens, method = structured(k, num_tokens, 1024), prunesid()
+    assert tokens.cls_attention is not None
+    tokens = VisualTokens(x=tokens.x.half().cuda(), cls_attention=tokens.cls_attention.cuda())
+    with torch.inference_mode():
+        expected = method.select(tokens, k)
+        with waiting_refused():  # warm for the capture, and by the same way
+            assert method.select(tokens, k).shape == expected.shape
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            keep = method.select(tokens, k)
+        graph.replay()
+    assert torch.equal(keep, expected)

@@ -427,9 +427,13 @@ def build_method(
     Args:
         block: The kind of block the vision tower is made of, for methods that learn.
         language: The sizes of the language model, for methods that learn inside it.
+        options: Of the method; `native=True`, its release's behaviour, is taken by all: one without such an option has
+            no other behaviour.
     """
     cls = METHODS.get(name)
     known = {field.name: field for field in dataclasses.fields(cls.Options)}
+    if "native" not in known and options.get("native") is True:
+        del options["native"]
     for key in options:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

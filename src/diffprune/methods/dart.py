@@ -1,6 +1,5 @@
 """DART: keep a few pivots and the visual tokens least like each of them, so that no two say the same. No training."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +23,7 @@ class DartOptions:
     text_pivots: Instruction tokens with the largest keys.
     native: As released: every pivot adds int(N * (1 - ratio) / pivots) tokens, so that K is met only nearly, and pivots
         take their turns in the order of a Python set.
-    ratio: Share dropped, of `native` alone. Left out: 1 - K / N.
+    ratio: Share dropped, of `native` alone. Left out: 1 - K / N to three decimals, as the release's examples give it.
     """
 
     layer: int = 2
@@ -66,10 +65,20 @@ class Dart(LayerPruner):
         layer = check_cut(self.options.layer, num_layers)
         if keep >= num_visual or not self.options.native:
             return {layer: min(keep, num_visual)}
-        ratio = self.options.ratio
-        left = keep if ratio is None else num_visual * (1 - ratio)
-        picks = math.floor(left / self.num_pivots)
+        picks = self.picks_by_ratio(num_visual, keep)
         return {layer: min(num_visual, self.options.visual_pivots + self.num_pivots * picks)}
+
+    def picks_by_ratio(self, num_visual: int, keep: int) -> int:
+        """Tokens each pivot adds in the release, where 0.889 is what stands for 64 of 576: 7 and not 8."""
+        ratio = round(1 - keep / num_visual, 3) if self.options.ratio is None else self.options.ratio
+        return int(num_visual * (1 - ratio) / self.num_pivots)
+
+    def native_picks(self, num_visual: int, k: int) -> int:
+        """The same from what `stages` makes of K; a number it never comes to is taken for K itself."""
+        added = k - self.options.visual_pivots
+        if k >= num_visual:
+            return num_visual  # a prompt that keeps all beside one that does not
+        return self.picks_by_ratio(num_visual, k) if added % self.num_pivots else added // self.num_pivots
 
     def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
         options, real = self.options, state.visual >= 0
@@ -81,8 +90,8 @@ class Dart(LayerPruner):
         pivots = order(own, text, state.visual, size)  # [B, P] columns
         num_pivots = (pivots >= 0).sum(-1)
         if options.native:
-            each = (k - options.visual_pivots) // self.num_pivots
-            each = torch.where(k < real.sum(-1), each, k)  # a prompt that keeps all beside one that does not
+            counts = zip(real.sum(-1).tolist(), k.tolist(), strict=True)
+            each = torch.tensor([self.native_picks(*count) for count in counts], device=k.device)
             picks = each[:, None].expand_as(pivots)
         else:
             picks = share_out(k - own.sum(-1), num_pivots, pivots.shape[1])

@@ -41,4 +41,4 @@ class GOTS(Pruner):
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         x = zero_padding(tokens.x.float(), tokens.mask).unflatten(-1, (tokens.group, -1)).mean(-2)
-        return greedy_orthogonal(x, k, tokens.padding_mask, tolerance=0.0 if self.options.native else RANK_TOLERANCE)
+        return greedy_orthogonal(x, k, tokens.padding_mask, tolerance=None if self.options.native else RANK_TOLERANCE)

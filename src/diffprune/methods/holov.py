@@ -1,7 +1,7 @@
 """HoloV: split the image into crops, give each a share of the budget by its attention, keep the best of each."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +11,7 @@ from diffprune.methods.average_pool import cells_of
 from diffprune.methods.base import Card, Counts, Pruner, check_choices
 from diffprune.methods.quotas import count_members, fill_up, heaviest
 from diffprune.methods.similarity import cls_attention, pack, raster
+from diffprune.nn import BlockSpec
 from diffprune.ops import take_tokens
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
 from diffprune.registry import METHODS
@@ -29,7 +30,7 @@ class HoloVOptions:
     crops: How many; left out, `1024 / 576 * N / K`: 8, 16 and 32 for K = 128, 64 and 32 of 576.
     alpha: Weight of the spread of similarities beside the attention.
     native: Leave a crop's surplus quota unspent, where the release puts all-zero tokens; `select` may then keep less
-        than K.
+        than K. Projected tokens are compared, as released; else the encoder's, unless projected ones are given.
     """
 
     variant: str = "release"
@@ -63,6 +64,11 @@ class HoloV(Pruner):
     )
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
     Options: ClassVar[type] = HoloVOptions
+
+    def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
+        super().__init__(options, block=block)
+        if self.options.native:
+            self.needs = frozenset({"cls_attention", "projected"})  # pyright: ignore[reportAttributeAccessIssue]
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         return raster(self._choose(tokens, k, native=self.options.native))[:, : widest(k)]

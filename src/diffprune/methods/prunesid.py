@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffprune.methods.base import Card, Counts, Pruner, check_choices
+from diffprune.methods.jacobi import jacobi_eigenvectors
 from diffprune.methods.quotas import count_members, fill_up, heaviest, take_quota
-from diffprune.methods.similarity import cls_attention, descending, pack, raster, settle
+from diffprune.methods.similarity import cls_attention, descending, may_wait, pack, raster, settle
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
@@ -65,27 +66,41 @@ class PruneSID(Pruner):
         return pack(chosen, chosen >= 0, max(0, widest(k) - 1))
 
     def _choose(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Int[Tensor, "B N"]:
-        """What is kept, group after group and best first, among -1 for all others."""
-        attention, mask = cls_attention(tokens, "prunesid"), tokens.mask
+        """What is kept, group after group and best first, among -1 for all others.
+
+        With one K for all pictures nothing of this needs a look at the device, and where none is allowed there is none.
+        """
+        attention, mask, padding = cls_attention(tokens, "prunesid"), tokens.mask, tokens.padding_mask
         check_inputs(attention, k, mask)
-        per_group = self.options.tokens_per_group
         if native:
             self._check_native(k)
-        most = max(1, min(tokens.x.shape[-1] - 1, tokens.x.shape[1]))  # no more components than there are
-        rows = per_row(k, attention, torch.int64).squeeze(-1)
-        num_groups = (rows // per_group).clamp(min=1, max=most)
+        if not isinstance(k, int):
+            k = per_row(k, attention, torch.int64).squeeze(-1)
+        x = tokens.x.float()
+        loadings, num_groups = self._principal(x, padding, k, native=native)
+        group = best_component(loadings, num_groups)
+        if padding is not None:
+            group.masked_fill_(~padding, 0)
+        similarity = cosine_matrix(zero_padding(x, padding))
+        rank = ranks(attention, padding)
+        survives = suppress(similarity, rank, group, mask, k / 32 * mean_similarity(similarity, padding))
+        sizes, thinned = (count_members(group, chosen, loadings.shape[-1]) for chosen in (mask, survives))
+        quota = split_budget(sizes, thinned, k, k - 1 if native else k)
+        place = torch.where(survives, rank, rank + mask.shape[-1])  # survivors first
+        return take_quota(group, place, quota, mask, sizes)
+
+    def _principal(
+        self, x: Float[Tensor, "B N D"], padding: Bool[Tensor, "B N"] | None, k: Counts, *, native: bool
+    ) -> tuple[Float[Tensor, "B N G"], Counts]:
+        """How much each token has of each component, and how many components each picture has."""
+        most = max(1, min(x.shape[-1] - 1, x.shape[1]))  # no more components than there are
+        per_group = self.options.tokens_per_group
         width = min(max(1, widest(k) // per_group), most)
         loadings = self._loadings(native)
-        if not isinstance(k, int):
-            loadings = partial(row_by_row_alike, loadings)
-        loadings = loadings(tokens.x, mask, num_groups, width)
-        group = best_component(loadings, num_groups).masked_fill_(~mask, 0)
-        similarity = cosine_matrix(zero_padding(tokens.x.float(), tokens.padding_mask))
-        rank = ranks(attention, mask)
-        survives = suppress(similarity, rank, group, mask, rows / 32 * mean_similarity(similarity, mask))
-        sizes, thinned = (count_members(group, chosen, loadings.shape[-1]) for chosen in (mask, survives))
-        quota = split_budget(sizes, thinned, rows, rows - 1 if native else rows)
-        return take_quota(group, rank + mask.shape[-1] * ~survives, quota, mask)  # survivors first
+        if isinstance(k, int):
+            return loadings(x, padding, width, width), width
+        num_groups = (k // per_group).clamp(min=1, max=most)
+        return row_by_row_alike(loadings, x, padding, num_groups, width), num_groups
 
     def _check_native(self, k: Counts) -> None:
         """A `ValueError` where the release's own parts do not fit into K."""
@@ -101,16 +116,21 @@ class PruneSID(Pruner):
         return {"exact": exact_loadings, "subspace": subspace_loadings, "lowrank": drawn_loadings}[kind]
 
 
-def centred_features(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
+def centred_features(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N D"]:
     """Sigmoid of the features, each token's own mean taken off, float32, 0 at padding."""
     squashed = torch.sigmoid(x.float())
-    return (squashed - squashed.mean(-1, keepdim=True)).masked_fill(~mask[..., None], 0.0)
+    return zero_padding(squashed - squashed.mean(-1, keepdim=True), mask)
+
+
+def everyone(x: Float[Tensor, "B N D"]) -> Bool[Tensor, "B N"]:
+    """The mask of tokens none of which is padding."""
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
 
 
 def row_by_row_alike(
     loadings: Callable[..., Float[Tensor, "B N G"]],
     x: Float[Tensor, "B N D"],
-    mask: Bool[Tensor, "B N"],
+    mask: Bool[Tensor, "B N"] | None,
     num_groups: Int[Tensor, " B"],
     width: int,
 ) -> Float[Tensor, "B N G"]:
@@ -118,6 +138,7 @@ def row_by_row_alike(
 
     How components are found depends on both numbers, and what a picture keeps must not depend on its neighbours.
     """
+    mask = everyone(x) if mask is None else mask
     out = torch.zeros(*mask.shape, width, device=x.device)
     numbers = torch.stack([num_groups, mask.sum(-1)], dim=-1)
     for own, count in numbers.unique(dim=0).tolist():
@@ -128,7 +149,7 @@ def row_by_row_alike(
 
 
 def exact_loadings(
-    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"], width: int
+    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
     """How much each token has of each of the `width` leading principal components, by absolute value.
 
@@ -145,6 +166,7 @@ def exact_loadings(
 
 _ROUNDS = (1, 2, 2, 2, 2)  # powers of the Gram matrix: the first columns are too much alike for its square
 _SMALL = 128  # rows of a symmetric matrix that a CPU decomposes no later than a GPU
+_LARGE = 256  # rows of one past which it is decomposed on the GPU, whether waiting is allowed or not
 
 
 def iterated_columns(width: int) -> int:
@@ -153,37 +175,47 @@ def iterated_columns(width: int) -> int:
 
 
 def subspace_loadings(
-    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"], width: int
+    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
     """The same by subspace iteration on the smaller Gram matrix, for which only a small matrix is decomposed.
 
     Each round multiplies some columns by the Gram matrix or its square and makes them orthonormal again; the components
-    are then read off within their span. Where that would not be smaller by half, this is `exact_loadings`.
+    are then read off within their span. Where that would not be smaller by half, this is `exact_loadings`, unless that
+    would have to wait where it may not: then all columns are iterated, whose span is the whole.
     """
     size, columns = min(x.shape[1:]), iterated_columns(width)
-    if 2 * columns > size:
+    saves_nothing = 2 * columns > size
+    if saves_nothing and size > _LARGE:
+        return exact_loadings(x, mask, num_groups, width)
+    # Kept from the first call on, which may wait, for one that may not.
+    start = start_columns(size, size if saves_nothing else columns, x.device)
+    if saves_nothing and may_wait(x.device):
         return exact_loadings(x, mask, num_groups, width)
     centred = centred_features(x, mask).double()
     rows = centred if x.shape[1] <= x.shape[2] else centred.transpose(-1, -2)  # [B, size, ...]
     gram = rows @ rows.transpose(-1, -2)
     powers = {1: gram, 2: gram @ gram}
-    basis = start_columns(size, columns, x.device).expand(len(x), -1, -1)
+    basis = start.expand(len(x), -1, -1)
     for power in _ROUNDS:
         basis = orthonormal(powers[power] @ basis)
-    vectors = basis @ eigenvectors(basis.transpose(-1, -2) @ gram @ basis).flip(-1)[..., :width]
+    vectors = basis @ leading_eigenvectors(basis.transpose(-1, -2) @ gram @ basis, width)
     if rows is not centred:
         vectors = functional.normalize(centred @ vectors, dim=1)
     return vectors.abs().float()
 
 
-def eigenvectors(symmetric: Float[Tensor, "B Q Q"]) -> Float[Tensor, "B Q Q"]:
-    """Eigenvectors in columns, the smallest eigenvalue's first.
+def leading_eigenvectors(symmetric: Float[Tensor, "B Q Q"], width: int) -> Float[Tensor, "B Q G"]:
+    """The `width` eigenvectors of the largest eigenvalues in columns, the largest one's first.
 
-    A GPU decomposes small matrices one after another, in many tiny steps, and is waited for in any case.
+    A GPU decomposes small matrices one after another, in many tiny steps, and is waited for in any case. Where it may
+    not be, some more operations do without.
     """
-    if symmetric.shape[-1] > _SMALL:
-        return torch.linalg.eigh(symmetric).eigenvectors
-    return torch.linalg.eigh(symmetric.cpu()).eigenvectors.to(symmetric.device)
+    size, device = symmetric.shape[-1], symmetric.device
+    if size <= _LARGE and not may_wait(device):
+        vectors = jacobi_eigenvectors(symmetric)
+    else:
+        vectors = torch.linalg.eigh(symmetric.cpu() if size <= _SMALL else symmetric).eigenvectors
+    return vectors[..., size - width :].flip(-1).to(device)  # eigenvalues come ascending
 
 
 def orthonormal(columns: Float[Tensor, "B M Q"]) -> Float[Tensor, "B M Q"]:
@@ -203,27 +235,33 @@ def start_columns(size: int, columns: int, device: torch.device) -> Float[Tensor
 
 
 def drawn_loadings(
-    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"], num_groups: Int[Tensor, " B"], width: int
+    x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
     """The same by a randomised decomposition, image by image."""
+    mask = everyone(x) if mask is None else mask
     out = torch.zeros(*mask.shape, width, device=x.device)
-    for row, own_width in enumerate(num_groups.tolist()):
+    for row, own_width in enumerate([num_groups] * len(x) if isinstance(num_groups, int) else num_groups.tolist()):
         own = torch.sigmoid(x[row, mask[row]].float()).T  # [D, n]; its columns are centred inside
         out[row, mask[row], :own_width] = torch.pca_lowrank(own, q=own_width)[2].abs()
     return out
 
 
-def best_component(loadings: Float[Tensor, "B N G"], num_groups: Int[Tensor, " B"]) -> Int[Tensor, "B N"]:
+def best_component(loadings: Float[Tensor, "B N G"], num_groups: Counts) -> Int[Tensor, "B N"]:
     """The component each token has most of, among the row's own number of them."""
-    beyond = torch.arange(loadings.shape[-1], device=loadings.device) >= num_groups[:, None]
-    return loadings.masked_fill(beyond[:, None, :], -1.0).argmax(-1)
+    if not isinstance(num_groups, int):
+        beyond = torch.arange(loadings.shape[-1], device=loadings.device) >= num_groups[:, None]
+        loadings = loadings.masked_fill(beyond[:, None, :], -1.0)
+    return loadings.argmax(-1)
 
 
-def mean_similarity(similarity: Float[Tensor, "B N N"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
+def mean_similarity(similarity: Float[Tensor, "B N N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, " B"]:
     """Mean over pairs of different tokens."""
+    total = similarity.triu(1).sum((-1, -2))
+    if mask is None:
+        count = similarity.shape[-1]
+        return total / torch.full_like(total, max(1, count * (count - 1) // 2))  # a GPU multiplies by one over a number
     counts = mask.sum(-1)
-    pairs = (counts * (counts - 1) // 2).clamp(min=1)
-    return similarity.triu(1).sum((-1, -2)) / pairs
+    return total / (counts * (counts - 1) // 2).clamp(min=1)
 
 
 def suppress(
@@ -236,42 +274,49 @@ def suppress(
     """True where a token survives: none of its group that survives and ranks before it is more similar than `limit`."""
     earlier = rank[:, None, :] < rank[:, :, None]  # [B, i, j]: j is visited before i
     together = group[:, :, None] == group[:, None, :]
-    conflict = ((similarity > limit[:, None, None]) & earlier & together).to(similarity.dtype)
+    alike = (similarity > limit[:, None, None]) & earlier
+    conflict = torch.logical_and(alike, together, out=torch.empty_like(similarity))
     real = mask.to(similarity.dtype)[..., None]
     # Of 0 and 1: what is left of a token's 1 when each survivor that strikes it out has taken 1 off. Two operations.
-    return settle(lambda alive: real.baddbmm(conflict, alive, alpha=-1).clamp_(min=0), real).squeeze(-1) > 0
+    return settle(lambda alive: real.baddbmm(conflict, alive, alpha=-1).clamp_(min=0), real, rounds=8).squeeze(-1) > 0
 
 
-def ranks(attention: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+def ranks(attention: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"]:
     """Each token's place by falling attention, from 0; padding last."""
-    place = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
-    return torch.zeros_like(place).scatter_(-1, descending(attention, mask), place)
+    order = descending(attention, mask)
+    place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, place)
 
 
 def split_budget(
-    sizes: Int[Tensor, "B G"], survivors: Int[Tensor, "B G"], k: Int[Tensor, " B"], total: Int[Tensor, " B"]
+    sizes: Int[Tensor, "B G"], survivors: Int[Tensor, "B G"], k: Counts, total: Counts
 ) -> Int[Tensor, "B G"]:
     """Tokens each group keeps, `total` in all: one each, the rest in proportion to its survivors, up to a cap.
 
     Args:
+        survivors: How many of each group's own survive.
         k: The budget the caps are made for: 5 for every 64 of it, no more than survive, raised until they hold k.
     """
-    cap = torch.minimum((5 * -(-k // 64))[:, None], torch.minimum(sizes, survivors))
-    cap = raise_caps(cap, sizes, k)
+    cap = raise_caps(survivors.clamp(max=5 * -(-column(k) // 64)), sizes, k)
     one = sizes.clamp(max=1)
-    spare = (total - one.sum(-1)).clamp(min=0)
-    share = (survivors / survivors.sum(-1, keepdim=True).clamp(min=1)).cumsum(-1)
-    borders = (share * spare[:, None]).round().long()  # halves go to the even number
-    quota = one + torch.diff(borders, dim=-1, prepend=torch.zeros_like(borders[:, :1]))
+    spare = (column(total) - one.sum(-1, keepdim=True)).clamp_(min=0)
+    share = (survivors / survivors.sum(-1, keepdim=True).clamp_(min=1)).cumsum(-1)
+    borders = (share * spare).round_().long()  # halves go to the even number
+    quota = one + borders
+    quota[:, 1:].sub_(borders[:, :-1])
     return fill_up(torch.minimum(quota, cap), cap, heaviest(survivors), total)
 
 
-def raise_caps(cap: Int[Tensor, "B G"], sizes: Int[Tensor, "B G"], k: Int[Tensor, " B"]) -> Int[Tensor, "B G"]:
+def raise_caps(cap: Int[Tensor, "B G"], sizes: Int[Tensor, "B G"], k: Counts) -> Int[Tensor, "B G"]:
     """The caps, all raised by the least same number (never past a group's size) that lets them hold k together."""
     room = (sizes - cap).sort(dim=-1).values
     # A rise r gives sum_i min(r, room_i), the least over j of what the j smallest rooms hold and r times the others.
     held = room.cumsum(-1) - room
     others = torch.arange(room.shape[-1], 0, -1, device=room.device)
-    missing = (k - cap.sum(-1))[:, None] - held
-    rise = (-(-missing // others)).amax(-1, keepdim=True).clamp(min=0)
-    return torch.minimum(cap + rise, sizes)
+    beyond = held + (cap.sum(-1, keepdim=True) - column(k))  # negative: what the others miss
+    return torch.minimum(cap - (beyond // others).amin(-1, keepdim=True).clamp_(max=0), sizes)
+
+
+def column(k: Counts) -> int | Int[Tensor, "B 1"]:
+    """Budgets beside one number per group."""
+    return k if isinstance(k, int) else k[:, None]

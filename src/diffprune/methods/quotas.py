@@ -17,7 +17,7 @@ def heaviest(weight: Float[Tensor, "B P"] | Int[Tensor, "B P"]) -> Int[Tensor, "
 
 
 def fill_up(
-    quota: Int[Tensor, "B P"], room: Int[Tensor, "B P"], order: Int[Tensor, "B P"], total: Int[Tensor, " B"]
+    quota: Int[Tensor, "B P"], room: Int[Tensor, "B P"], order: Int[Tensor, "B P"], total: int | Int[Tensor, " B"]
 ) -> Int[Tensor, "B P"]:
     """Quotas that sum to `total`: what is missing goes to the first group of `order` until it is full, and so on."""
     free = (room - quota).gather(-1, order)
@@ -26,18 +26,23 @@ def fill_up(
 
 
 def take_quota(
-    group: Int[Tensor, "B N"], rank: Int[Tensor, "B N"], quota: Int[Tensor, "B P"], mask: Bool[Tensor, "B N"]
+    group: Int[Tensor, "B N"],
+    rank: Int[Tensor, "B N"],
+    quota: Int[Tensor, "B P"],
+    mask: Bool[Tensor, "B N"],
+    sizes: Int[Tensor, "B P"] | None = None,
 ) -> Int[Tensor, "B N"]:
     """The `quota` first tokens of each group by rank, group by group, among -1 for all others.
 
     Args:
         group: The group of each token, 0 at padding.
         rank: Each token's own place, from 0 to 2 N - 1.
+        sizes: Real tokens of each group, where they have been counted.
     """
     num_groups, num_tokens = quota.shape[-1], mask.shape[-1]
-    key = (group * (2 * num_tokens) + rank).masked_fill(~mask, 2 * num_tokens * num_groups)
+    key = rank.add(group, alpha=2 * num_tokens).masked_fill(~mask, 2 * num_tokens * num_groups)
     order = key.sort(dim=-1).indices  # group by group, padding last
-    sizes = count_members(group, mask, num_groups)
+    sizes = count_members(group, mask, num_groups) if sizes is None else sizes
     own = group.gather(-1, order)
     # Where a group's share of the list ends; padding, behind all groups, is past the end of its own.
     end = sizes.cumsum(-1) - sizes + quota.minimum(sizes)

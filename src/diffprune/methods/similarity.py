@@ -31,9 +31,11 @@ def key_metric(tokens: VisualTokens, method: str, block: BlockSpec | None) -> Fl
     return keys.unflatten(-1, (block.heads, -1)).mean(-2)
 
 
-def descending(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+def descending(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"]:
     """Indices from the largest value to the smallest, of equal ones the lower index first, padding last."""
-    return values.masked_fill(~mask, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    if mask is not None:
+        values = values.masked_fill(~mask, -torch.inf)
+    return values.sort(dim=-1, descending=True, stable=True).indices
 
 
 def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"], width: int) -> Int[Tensor, "B K"]:
@@ -45,7 +47,7 @@ def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"], width: int) -> 
 def raster(index: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
     """The same indices ascending, -1 at the end."""
     last = torch.iinfo(index.dtype).max
-    ordered = index.masked_fill(index < 0, last).sort(dim=-1).values
+    ordered = (index & last).sort(dim=-1).values  # without its sign bit -1 is the last number there is
     return ordered.masked_fill(ordered == last, -1)
 
 
@@ -74,21 +76,38 @@ def walk(
     return settle(decide, mask)
 
 
-_ROUNDS = 4  # between two looks at the device
+_UNSEEN_ROUNDS = 32  # where nobody may look; seeded walks of real size took 14 at most
 
 
-def settle(decide: Callable[[Tensor], Tensor], alive: Tensor) -> Tensor:
+def may_wait(device: torch.device) -> bool:
+    """Whether this thread may look at what a device has come to.
+
+    It may not while a CUDA graph is captured, nor where torch was told to refuse it (`set_sync_debug_mode("error")`).
+    """
+    if device.type != "cuda":
+        return True
+    return not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() < 2
+
+
+def settle(decide: Callable[[Tensor], Tensor], alive: Tensor, *, rounds: int = 4) -> Tensor:
     """The survivors when each strikes out some of those visited after it: what `decide` gives back unchanged.
 
     Instead of token by token, all are decided at once again and again: a round settles at least one more token of the
-    walk, and a round that changes nothing has found the walk's own answer.
+    walk, and a round that changes nothing has found the walk's own answer. Where nobody may look whether one did, there
+    are as many rounds as any walk but a contrived one needs: a chain of tokens, each struck out by the one before it
+    alone, has one link settled in a round.
 
     Args:
         decide: Who survives if those it is given strike out others.
         alive: Everyone.
+        rounds: Between two looks at the device.
     """
+    if not may_wait(alive.device):
+        for _ in range(_UNSEEN_ROUNDS):
+            alive = decide(alive)
+        return alive
     while True:
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             before, alive = alive, decide(alive)
         if torch.equal(before, alive):
             return alive

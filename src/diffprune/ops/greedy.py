@@ -19,6 +19,9 @@ from diffprune.ops.hard_topk import check_inputs, per_row, widest
 # rounding of some 1e-5 there once the span is full, and two tokens this close are half a degree apart.
 RANK_TOLERANCE = 1e-4
 
+# The least a residual is taken for where it is divided by whatever it has come to.
+LEAST_RESIDUAL = 1e-12
+
 
 @torch.no_grad()
 def cosine_matrix(
@@ -76,11 +79,14 @@ def greedy_orthogonal(
     k: int | Int[Tensor, " B"],
     mask: Bool[Tensor, "B N"] | None = None,
     *,
-    tolerance: float = RANK_TOLERANCE,
+    tolerance: float | None = RANK_TOLERANCE,
 ) -> Int64[Tensor, "B K"]:
     """The tokens that are longest outside the span of those taken before them: column-pivoted QR.
 
     The same choice as `greedy_determinant(x @ x^T, ...)` without that matrix; its rows are made as they are needed.
+
+    Args:
+        tolerance: As there. None: residuals decide to the last, rounding or not, of equal ones the lower index.
     """
 
     def row(pick: Int64[Tensor, "B 1"]) -> Float[Tensor, "B 1 N"]:
@@ -152,12 +158,12 @@ def _pivoted_cholesky(
     row: Callable[[Int64[Tensor, "B 1"]], Float[Tensor, "B 1 N"]],
     k: int | Int[Tensor, " B"],
     mask: Bool[Tensor, "B N"] | None,
-    tolerance: float,
+    tolerance: float | None,
 ) -> Int64[Tensor, "B K"]:
     """The pivots of the kernel with that diagonal, whose rows are asked for as they are needed."""
     check_inputs(diagonal, k, mask)
     diagonal = diagonal if mask is None else diagonal.masked_fill(~mask, 0)
-    floor = tolerance * diagonal
+    floor = torch.full_like(diagonal, -torch.inf) if tolerance is None else tolerance * diagonal
     # In a row's order of preference: residuals above the floor; then, from -2 to -1, what is left by its diagonal.
     residual, exhausted = state = torch.stack(
         [diagonal, diagonal / diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(diagonal.dtype).tiny) - 2]
@@ -172,8 +178,10 @@ def _pivoted_cholesky(
         past = factors[:step]
         own = past.gather(2, pick.expand(step, -1, -1))  # [step, B, 1]
         left = torch.baddbmm(row(pick), own.permute(1, 2, 0), past.transpose(0, 1), alpha=-1).squeeze(1)
-        # The root of a size below 0 is NaN, and what is divided by infinity adds nothing.
-        root = size.sqrt().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        if tolerance is None:
+            root = size.clamp(min=LEAST_RESIDUAL).sqrt()
+        else:  # The root of a size below 0 is NaN, and what is divided by infinity adds nothing.
+            root = size.sqrt().nan_to_num_(nan=torch.inf, posinf=torch.inf)
         factor = torch.div(left, root, out=factors[step])
         residual.addcmul_(factor, factor, value=-1)
         state.scatter_(2, pick.expand(2, -1, -1), -torch.inf)
