@@ -42,7 +42,7 @@ run_part() {
     # shellcheck disable=SC2086
     batch) profile 75 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --runs 10 --append --out "$out/ttft.json" ;;
     # shellcheck disable=SC2086
-    kernels) profile 45 $llava --methods diffprune --text 40 --batch 1 --paths fast --no-decode --kernels 14 --out "$out/kernels.json" ;;
+    kernels) profile 45 $llava --methods diffprune --text 40 --batch 1 --paths fast --no-decode --kernels 14 --out "$out/ttft_kernels.json" ;;
     qwen)
         profile 60 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --text 40,100 \
             --batch 1 --out "$out/ttft_qwen.json"

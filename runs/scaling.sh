@@ -11,10 +11,13 @@
 #   SIZE=tiny runs/scaling.sh train 1 - out/tiny 0      the same way on a CPU, in two minutes; so does probe
 #
 # INIT, OUT and WEIGHTS of the trainings hold the folders s/, m/ and l/, each with its weights in files under 16 MiB and
-# log.jsonl; OUT/towers.tgz has the logs of the towers. `train` with STAGE=tower goes on with towers that are there.
+# log.jsonl; OUT/towers.tgz has the logs of the towers. `train` with STAGE=tower trains the towers alone, or goes on with
+# those in INIT.
 # What is under way lies in WORK (out/scaling). A process that fails does not stop the others.
-# Settings: SIZES ("s m l"), STAGE, TOWER_SHARE of MINUTES, OPTIONS of every training, WORKERS; SEEDS, STEPS, QUESTIONS
-# and JOBS of `probe`; MPS=0 keeps processes from sharing the GPU at the same time.
+# Settings: SIZES ("s m l"), STAGE, TOWER_SHARE of MINUTES, OPTIONS of every training, WORKERS; of `probe` SEEDS, STEPS,
+# QUESTIONS, JOBS at a time, SECONDS_LEFT for all, GROUPS_ASKED (methods without training, a group to a process);
+# OUT/parts.tgz has what was answered, and a `probe` that finds it goes on from there. MPS=0 keeps processes from sharing
+# the GPU at the same time.
 set -uo pipefail
 
 what=$1
@@ -30,9 +33,9 @@ declare -A tower_batch=([s]=192 [m]=128 [l]=96) language_batch=([s]=192 [m]=160 
 tiny=()
 if [ "${SIZE:-full}" = tiny ]; then
     tiny=(--steps 2 --batch 2 --workers 0 --device cpu --no-compile)
-    : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${PROBE_SIZE:=tiny}"
+    : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}"
 fi
-: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=500}" "${JOBS:=13}" "${PROBE_SIZE:=full}"
+: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=500}" "${JOBS:=14}" "${SECONDS_LEFT:=560}"
 
 running=()
 finish() { [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null; }
@@ -66,10 +69,10 @@ stage() { # size, stage, minutes, folder to start from or -, folder to write
 }
 
 train_size() { # size; runs as a process of its own
-    local size=$1 tower_minutes rest
+    local size=$1 from=- tower_minutes rest
     if [ "${STAGE:-}" = tower ]; then
-        [ "$init" = - ] && stage "$size" tower "$minutes" - "$work/new/$size" && return
-        stage "$size" tower "$minutes" "$init/$size" "$work/new/$size"
+        [ "$init" = - ] || from=$init/$size
+        stage "$size" tower "$minutes" "$from" "$work/new/$size"
     elif [ "$init" = - ]; then
         tower_minutes=$(awk "BEGIN { print $minutes * ${TOWER_SHARE:-0.5} }")
         rest=$(awk "BEGIN { print $minutes - $tower_minutes }")
@@ -118,36 +121,50 @@ train() {
     return $failed
 }
 
-# --- scorers and answers ----------------------------------------------------------------------------------------------
+# --- scorers and answers --------------------------------------------------------------------------------------------
+
+pack_size() { # size: the weights as a model that can be loaded
+    "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$1" --stage package --init "$weights/$1" \
+        --out "$work/models/scenes-qwen-$1" >"$work/logs/package-$1.log" 2>&1 ||
+        echo "packing $1 failed: $(tail -n 1 "$work/logs/package-$1.log" | cut -c1-300)"
+}
+
+part() { # size, methods, seed
+    local name=$1-${2//,/-}-$3 start=$SECONDS
+    # shellcheck disable=SC2086  # options are words
+    "$python" -m diffprune probe scaling --backbone "scenes-qwen-$1" --methods "$2" --seeds "$3" --steps "$STEPS" \
+        --questions "$QUESTIONS" --weights "$work/models" --work "$work/parts" --out "$out" --commit "$commit" \
+        $TINY_OPTIONS >"$work/logs/$name.log" 2>&1 ||
+        echo "$name failed: $(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
+    echo "$name $((SECONDS - start)) s" >>"$work/times.txt"
+}
 
 probe() {
-    local weights=$1 commit=$3 size seed failed=0 device=()
-    out=$2
+    weights=$1 out=$2 commit=$3
+    local size seed methods
     mkdir -p "$work/logs" "$work/models" "$out"
-    for size in $SIZES; do
-        "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$size" --stage package \
-            --init "$weights/$size" --out "$work/models/scenes-qwen-$size" >"$work/logs/package-$size.log" 2>&1 ||
-            echo "packing $size failed: $(tail -n 1 "$work/logs/package-$size.log")"
-    done
-    [ "$PROBE_SIZE" != tiny ] || device=(--device cpu)
+    [ ! -f "$out/parts.tgz" ] || [ -d "$work/parts" ] || tar -xzf "$out/parts.tgz" -C "$work" # goes on from there
+    TINY_OPTIONS=
+    [ "${SIZE:-full}" != tiny ] || TINY_OPTIONS="--device cpu --size tiny"
+    for size in $SIZES; do pack_size "$size" & done
+    wait
     share_gpu
-    {
-        for size in l m s; do
-            case " $SIZES " in *" $size "*) ;; *) continue ;; esac
-            for seed in $SEEDS; do echo "scenes-qwen-$size diffprune,random $seed"; done
-            for methods in fastv holov divprune,visionzip hidden_norm,oracle; do echo "scenes-qwen-$size $methods 0"; done
-        done
-    } >"$work/parts.txt"
-    # shellcheck disable=SC2016  # expanded by the inner shell
-    xargs -a "$work/parts.txt" -P "$JOBS" -L 1 bash -c '
-        name=$1-${2//,/-}-$3
-        "${@:8}" -m diffprune probe scaling --backbone "$1" --methods "$2" --seeds "$3" --weights "$4/models" \
-            --work "$4/parts" --out "$5" --questions "$6" --steps "$7" >"$4/logs/$name.log" 2>&1 ||
-            echo "$name failed: $(tail -n 1 "$4/logs/$name.log" | cut -c1-300)"' \
-        part
+    for size in l m s; do # the longest first
+        case " $SIZES " in *" $size "*) ;; *) continue ;; esac
+        for seed in $SEEDS; do echo "$size diffprune,random $seed"; done
+        for methods in ${GROUPS_ASKED:-fastv holov divprune,visionzip hidden_norm,oracle}; do echo "$size $methods 0"; done
+    done >"$work/parts.txt"
+    export -f part
+    export python work weights out commit STEPS QUESTIONS TINY_OPTIONS
+    timeout -k 10 $((SECONDS_LEFT - SECONDS)) xargs -a "$work/parts.txt" -P "$JOBS" -L 1 bash -c 'part "$@"' _ &
+    running=($!)
+    wait "${running[0]}"
     running=()
+    tar -czf "$out/parts.tgz" -C "$work" --exclude='*.safetensors' parts logs
     stop_sharing
-    return $failed
+    sort -k2 -n -r "$work/times.txt" 2>/dev/null | head -n 3
+    ls -l "$out"
+    [ -f "$out/scaling.json" ]
 }
 
 case $what in

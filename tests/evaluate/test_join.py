@@ -124,6 +124,8 @@ def test_runs_of_two_commits_can_be_asked_for_and_are_told_apart(tmp_path: Path)
     b.write_text(b.read_text().replace('"abc"', '"def"').replace('"a card"', '"a CPU"'))
     joined = join_files([a, b], tmp_path / "c.json", mixed=True)
     assert joined.commit == "abc" and joined.device == "a card" and joined.notes.endswith("random: commit def on a CPU")
+    left_out = join_files([a, b], tmp_path / "d.json", mixed=True, without=["random"])
+    assert "def" not in left_out.notes  # nothing of it is in the file
 
 
 def test_a_lead_of_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from diffprune.measure import plan
 from diffprune.measure.gpus import GPUS, find_gpu, gpu_of_device
 from diffprune.measure.roofline import Calibration, Curve, Work, fit_curve
+from diffprune.methods.base import LayerPruner
+from diffprune.registry import METHODS
 from diffprune.results import Results, read_results
 
 TRUE = Curve(most=0.7, half=60.0, bandwidth=0.85, launch_us=30.0)
@@ -160,6 +162,20 @@ def test_layers_that_hold_fewer_tokens_are_less_work():
     assert first.read + rest.read == even.read and first.flops + rest.flops < even.flops / 4
 
 
+INSIDE = [name for name in METHODS.names() if issubclass(METHODS.get(name), LayerPruner)]
+
+
+@pytest.mark.parametrize("method", INSIDE)
+def test_every_method_inside_the_language_model_has_a_prediction(method: str):
+    row = {
+        "method": method, "backbone": "llava-1.5-7b", "path": "fast", "batch": 1, "keep": 64, "num_visual": 576,
+        "num_columns": 616, "prefill_ms": 6.0,
+    }  # fmt: skip
+    calibration = plan.CALIBRATIONS["fast"]
+    whole = calibration.prefill.ms(plan.prefill_work(plan.describe("llava-1.5-7b"), 616, 1), H200)
+    assert 0 < plan.predicted_prefill(row, calibration, H200) < whole
+
+
 def test_our_reference_model_can_be_planned():
     full, _, _ = plan.plan("scenes-llava", GPUS["l4"], image=(192, 192), keep=64)
     assert full["num_visual"] == 576
@@ -250,6 +266,19 @@ def test_the_command_fits_its_curves_to_a_results_file(tmp_path, capsys):
     run("--keep", "64", "--gpu", "h200", "--calibrate", str(tmp_path / "ttft.json"))
     out = capsys.readouterr().out
     assert "Curve(most=" in out and "predicted_over" in out.replace("\n", "")
+
+
+def test_a_row_held_out_is_told_beside_its_own_and_not_beside_one_inside_the_language_model(tmp_path, capsys):
+    from diffprune.results import write_results
+
+    rows = rows_from(Calibration(prefill=TRUE, vision=TRUE, host_ms=0.0, source="made"))
+    rows[1]["prefill_ms"] *= 2  # one that no curve through the others can tell
+    fastv = rows[3] | {"method": "fastv", "keep": 64, "num_columns": 640}
+    write_results(tmp_path / "ttft.json", name="ttft", rows=[fastv, *rows], device="NVIDIA H200")
+    run("--keep", "64", "--gpu", "h200", "--calibrate", str(tmp_path / "ttft.json"), "--json")
+    inside, *others = json.loads(capsys.readouterr().out)["calibrated"]
+    assert inside["method"] == "fastv" and "held_out" not in inside
+    assert min(others, key=lambda row: row["held_out"]) is others[1]
 
 
 def test_a_card_without_room_is_said(capsys):

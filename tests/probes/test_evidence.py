@@ -6,6 +6,7 @@ import pytest
 
 from diffprune.probes import alignment, coherence, evidence, landscape, relevance
 from diffprune.probes.store import Store
+from diffprune.results import write_results
 
 
 def test_the_page_is_what_the_results_say(root: Path) -> None:
@@ -28,3 +29,22 @@ def test_every_probe_has_words_for_what_it_found(probe, measured, tmp_path: Path
 def test_a_block_of_no_probe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="names the probe 'magic'"):
         evidence.refresh("<!-- probe: magic -->\n<!-- end of probe -->", tmp_path)
+
+
+def test_the_high_resolution_block_compares_with_the_nearest_method(tmp_path: Path) -> None:
+    ours = {"method": "diffprune", "keep": 320, "retention": 97.25, "retention_std": 0.5, "n_seeds": 3}
+    other = {"method": "divprune", "keep": 320, "retention": 95.0, "retention_std": 0.0, "n_seeds": 1}
+    bound = {"method": "oracle", "keep": 320, "retention": 99.0, "retention_std": 0.0, "n_seeds": 1}
+
+    def said(low: float) -> str:
+        rows = [ours, {**other, "lead": 2.25, "lead_ci95": [low, 4.0]}, {**bound, "lead": -1.75, "lead_ci95": [-2, -1]}]
+        write_results(tmp_path / "scenes_next.json", name="scenes_next", rows=rows, notes="a trial", commit="abc1234")
+        return evidence.block("scenes_next", tmp_path)
+
+    assert "97.2 ± 0.5 % (3 seeds)" in said(0.5) and "ahead of all others, as in the paper" in said(0.5)
+    assert "divprune, it leads by +2.2 points [0.5, 4.0]" in said(0.5) and ".png" not in said(0.5)
+    assert "not ahead of all others" in said(-0.5)
+    assert "| oracle | 99.0 |" in said(0.5)
+    rows = [{**other, "lead": 1.0, "lead_ci95": [0, 2]}]
+    write_results(tmp_path / "scenes_next.json", name="scenes_next", rows=rows, notes="a trial", commit="abc1234")
+    assert "No scorer was measured" in evidence.block("scenes_next", tmp_path)

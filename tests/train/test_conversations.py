@@ -112,6 +112,17 @@ def test_talks_of_different_length_are_learnt_as_one_by_one() -> None:
     assert losses[0] == pytest.approx(losses[1] + losses[2], rel=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_no_answer_is_among_the_text_that_methods_read(family: str) -> None:
+    vlm = vlm_of(family)
+    asked = vlm.prepare(PICTURES[:1], [FIRST[0]])
+    expected = asked.features["input_ids"][vlm.backbone.text_embeddings(asked, [0])[1]]
+    for later in ((), LATER):
+        batch = talk(vlm, later)
+        _, mask = vlm.backbone.text_embeddings(batch, [0])
+        assert torch.equal(batch.features["input_ids"][mask], expected)
+
+
 @pytest.mark.parametrize("method", ["fastv", "pyramiddrop"])
 def test_later_questions_have_no_say_in_what_is_kept_inside_the_language_model(method: str) -> None:
     vlm = vlm_of("llava", method)

@@ -176,9 +176,14 @@ class Backbone(ABC):
         return []
 
     def text_embeddings(self, batch: Batch, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Embeddings of each prompt's text (its placeholders and padding masked out), one row per image."""
+        """Embeddings of each prompt's text (its placeholders and padding masked out), one row per image.
+
+        Answers to learn from, and all behind the first of them, are masked out too: a method never sees them in use.
+        """
         ids = batch.features["input_ids"][list(rows)]
         mask = batch.features["attention_mask"][list(rows)].bool() & (ids != self.image_token_id)
+        if batch.labels is not None:
+            mask = mask & ~behind_prompt(batch.labels[list(rows)])
         return self.model.get_input_embeddings()(ids), mask
 
     # ------------------------------------------------------------------------------------- prompts and pictures

@@ -60,7 +60,8 @@ def command(
             for results in found
             for row in planned.compare(results, calibration, planned.card_of([results], card), path)
         ]
-        for row, ratio in zip(checked, planned.held_out(found, path, card), strict=False):  # none where rows are few
+        even = [row for row in checked if planned.is_even(row)]
+        for row, ratio in zip(even, planned.held_out(found, path, card), strict=False):  # none where rows are few
             row["held_out"] = ratio
     rows = planned.plan(
         backbone,

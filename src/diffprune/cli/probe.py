@@ -9,14 +9,25 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import print_json, print_table, progress_bars, require_writable
+from diffprune.cli import choose_device, print_json, print_table, progress_bars, require_writable
+
+SEEDS = "42,123,456,789,1000"
 
 
 def command(
     name: Annotated[
-        str, typer.Argument(help="coherence, landscape, alignment, relevance, bias, or all (every one but bias).")
+        str,
+        typer.Argument(
+            help="coherence, landscape, alignment, relevance, bias, scaling, or all (every one but the last two)."
+        ),
     ],
-    backbone: Annotated[str, typer.Option(help="deit-tiny, deit-small or deit-base.")] = "deit-tiny",
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="deit-tiny (where left out), deit-small or deit-base; for scaling scenes-qwen-s, -m or -l, "
+            "comma-separated, or all three where left out."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for <name>.json; what it holds already is not done again.")] = Path(
         "results"
     ),
@@ -29,18 +40,35 @@ def command(
         str | None, typer.Option(help="Pictures to train on, where --data has only some to measure on.")
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Folder or hub id of a DeiT or ViT; without it one is trained first.")
+        str | None,
+        typer.Option(
+            help="Folder or hub id of a DeiT or ViT; without it one is trained first. For scaling the folder of the "
+            "trained models."
+        ),
     ] = None,
     save_weights: Annotated[str | None, typer.Option(help="Folder to keep the classifier trained here.")] = None,
     size: Annotated[str, typer.Option(help="full, or tiny: a trial of seconds that measures nothing.")] = "full",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
-    seeds: Annotated[str, typer.Option(help="Comma-separated; the tiny size takes the first.")] = (
-        "42,123,456,789,1000"
-    ),
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated; 42,123,456,789,1000 where left out, for scaling the first three; the tiny size "
+            "takes the first."
+        ),
+    ] = "",
+    methods: Annotated[str, typer.Option(help="Of scaling alone: comma-separated; all where left out.")] = "",
+    questions: Annotated[int | None, typer.Option(min=1, help="Of scaling: scored questions a task.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Of scaling: folder for scorers and answers; below --out where left out.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a scorer.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Pictures per step of a scorer's training.")] = None,
-    cut: Annotated[int | None, typer.Option(min=1, help="Blocks that run before tokens are dropped.")] = None,
+    cut: Annotated[int | None, typer.Option(min=0, help="Blocks that run before tokens are dropped.")] = None,
     noise: Annotated[str | None, typer.Option(help="What replaces a token: matched or unit.")] = None,
+    hide: Annotated[
+        float | None,
+        typer.Option(help="Share of a classifier's training that sees half of the patches; none where left out."),
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Time for all; what is not done then is done next time.")
     ] = None,
@@ -59,22 +87,43 @@ def command(
       diffprune probe bias --out results --figures docs/img
       diffprune probe coherence --backbone deit-tiny --out out/probe --size tiny --device cpu
       diffprune probe all --backbone deit-base --data tiny-imagenet-40 --minutes 9 --out results
+      diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
     """
     import torch
 
-    from diffprune.cli.eval import _device, _seed
+    from diffprune.cli.eval import _seed
     from diffprune.probes.bench import SIZES, Bench
     from diffprune.probes.deit import WIDTHS
     from diffprune.probes.run import ON_BACKBONES, probe_module, run_probes
 
     begun = time.monotonic()
+    if name == "scaling":
+        return _scaling(
+            backbone,
+            out,
+            figures=figures,
+            weights=weights,
+            size=size,
+            device=device,
+            seeds=seeds,
+            methods=methods,
+            questions=questions,
+            work=work,
+            steps=steps,
+            batch=batch,
+            deadline=None if minutes is None else begun + 60 * minutes,
+            fresh=fresh,
+            commit=commit,
+            as_json=as_json,
+        )
+    backbone = backbone or "deit-tiny"
     names = list(ON_BACKBONES) if name == "all" else [probe_module(name).NAME]
     if backbone not in WIDTHS:
         raise ValueError(f"backbone {backbone!r} is none of the probes'; choose from {', '.join(WIDTHS)}")
     if size not in SIZES:
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
-    settings = SIZES[size].changed(steps=steps, batch=batch, cut=cut, noise=noise)
-    drawn = tuple(dict.fromkeys(_seed(text) for text in seeds.split(",") if text))
+    settings = SIZES[size].changed(steps=steps, batch=batch, cut=cut, noise=noise, hide=hide)
+    drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
     if not 0 < len(drawn) <= settings.steps:
         raise ValueError(
             f"{len(drawn)} seeds for {settings.steps} steps of training; give at least one seed and --steps "
@@ -98,7 +147,7 @@ def command(
             weights=weights,
             save_weights=save_weights,
             minutes=None if minutes is None else minutes * train_share,
-            device=_device(device),
+            device=choose_device(device),
             seeds=drawn,
             say=lambda text: None if as_json else print(text, file=sys.stderr),
         )
@@ -120,3 +169,78 @@ def command(
             print(f"{len(rows)} rows in {out / probe}.json, drawn in {(figures or out) / probe}.png")
     if not is_complete:
         raise ValueError(f"the {minutes:g} minutes are over and some seeds are not done; run the same command again")
+
+
+def _scaling(
+    backbone: str | None,
+    out: Path,
+    *,
+    figures: Path | None,
+    weights: str | None,
+    size: str,
+    device: str,
+    seeds: str,
+    methods: str,
+    questions: int | None,
+    work: Path | None,
+    steps: int | None,
+    batch: int | None,
+    deadline: float | None,
+    fresh: bool,
+    commit: str | None,
+    as_json: bool,
+) -> None:
+    """`diffprune probe scaling`: it asks vision-language models, and answers lie in files of their own."""
+    import shutil
+
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from diffprune.cli.eval import _seed
+    from diffprune.probes import scaling
+
+    if size not in scaling.SIZES:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(scaling.SIZES)}")
+    tiny = size == "tiny"
+    names = [name for name in (backbone or "").split(",") if name] or scaling.BACKBONES[: 1 if tiny else None]
+    for name in names:
+        if name not in scaling.BACKBONES:
+            raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
+    chosen = scaling.check_methods(methods.split(",") if methods else (scaling.LEARNED, *scaling.UNTRAINED))
+    drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
+    if not drawn:
+        raise ValueError(f"--seeds {seeds!r} names no seed; give at least one")
+    settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)
+    require_writable(out)
+    folder = work or out / scaling.NAME
+    if fresh:
+        (out / f"{scaling.NAME}.json").unlink(missing_ok=True)
+        for made in scaling.MADE:
+            shutil.rmtree(folder / made, ignore_errors=True)
+    if tiny:
+        torch.set_num_threads(1)  # on tensors this small threads only wait for one another
+    disable_progress_bar()
+    with progress_bars(quiet=as_json) as progress:
+        rows, is_complete = scaling.run_parts(
+            scaling.parts(names, chosen, drawn[:1] if tiny else drawn),
+            out,
+            weights=None if weights is None else Path(weights),
+            work=folder,
+            settings=settings,
+            device=choose_device(device),
+            tiny=tiny,
+            deadline=deadline,
+            commit=commit,
+            say=lambda text: None if as_json else print(text, file=sys.stderr),
+            progress=progress,
+        )
+    picture = (figures or out) / f"{scaling.NAME}.png"
+    scaling.draw(rows, picture)
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ["backbone", "method", "pruned", "retention", "retention_std", "ci95", "lead", "lead_ci95", "n_seeds"]
+        print_table([row for row in rows if "retention" in row], columns)
+        print(f"{len(rows)} rows in {out / scaling.NAME}.json, drawn in {picture}")
+    if not is_complete:
+        raise ValueError("the minutes are over and some methods are not done; run the same command again")

@@ -7,7 +7,7 @@ So methods can be measured in several processes, or some of them later. The answ
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
@@ -111,6 +111,7 @@ def join_files(
     if versus is not None and versus not in {one.run.method for one in sheet.answers}:
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
     said = dict.fromkeys(part.notes for part in parts if part.notes)
+    others = other_origins(parts, sheets, {one.run.method for one in sheet.answers[1:]})
     told = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
     rows = quality_rows(sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance)
     write_sheet(answers_file(out), sheet)
@@ -122,21 +123,21 @@ def join_files(
         commit=parts[0].commit,
         device=parts[0].device,
         seeds=sorted({one.run.seed for one in sheet.answers[1:]}),
-        notes="; ".join(
-            [*([notes] if notes else []), *said, *other_origins(parts, sheets), *([told] if differ else [])]
-        ),
+        notes="; ".join([*([notes] if notes else []), *said, *others, *([told] if differ else [])]),
     )
 
 
-def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet]) -> list[str]:
-    """Which methods were measured at another commit or on another kind of device than those of the first part."""
+def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet], methods: Collection[str]) -> list[str]:
+    """Which of the methods were measured at another commit or on another kind of device than those of the first part."""
     found: dict[tuple[str, str], list[str]] = {}
     for part, sheet in zip(parts, sheets, strict=True):
         if (part.commit, part.device) != (parts[0].commit, parts[0].device):
-            found.setdefault((part.commit, part.device), []).extend(one.run.method for one in sheet.answers[1:])
+            names = [one.run.method for one in sheet.answers[1:] if one.run.method in methods]
+            found.setdefault((part.commit, part.device), []).extend(names)
     return [
-        f"{', '.join(dict.fromkeys(methods))}: commit {commit} on {device}"
-        for (commit, device), methods in found.items()
+        f"{', '.join(dict.fromkeys(names))}: commit {commit} on {device}"
+        for (commit, device), names in found.items()
+        if names
     ]
 
 

@@ -32,6 +32,7 @@ from diffprune.measure.roofline import FEWEST_POINTS, Calibration, Curve, Work, 
 from diffprune.measure.shapes import SHAPES, build
 from diffprune.methods.base import LayerPruner, build_method
 from diffprune.nn import BlockSpec
+from diffprune.nn.language import LanguageSpec
 from diffprune.registry import METHODS
 from diffprune.results import Results
 from diffprune.types import Budget
@@ -309,9 +310,14 @@ def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
     ]
 
 
+def is_even(row: dict[str, Any]) -> bool:
+    """Whether the row's language model holds the same tokens in all layers: to such rows curves are fitted."""
+    return not issubclass(METHODS.get(row["method"]), LayerPruner)
+
+
 def even_rows(results: Results, path: str) -> list[dict[str, Any]]:
-    """Those whose language model holds the same tokens in all layers, to which curves are fitted."""
-    return [row for row in measured_rows(results, path) if not issubclass(METHODS.get(row["method"]), LayerPruner)]
+    """Those of the measured rows that are even."""
+    return [row for row in measured_rows(results, path) if is_even(row)]
 
 
 def card_of(found: Sequence[Results], fallback: Gpu | None = None) -> Gpu:
@@ -353,12 +359,16 @@ def measured_prefill(row: dict[str, Any]) -> tuple[Work, float]:
 
 def predicted_prefill(row: dict[str, Any], calibration: Calibration, gpu: Gpu) -> float:
     """Milliseconds that a measured row's prefill should have taken; the choices of a method inside it not counted."""
-    model, method = describe(row["backbone"]), METHODS.get(row["method"])
-    if not issubclass(method, LayerPruner):
+    model = describe(row["backbone"])
+    if is_even(row):
         return calibration.prefill.ms(measured_prefill(row)[0], gpu)
     num_layers, num_visual = model.text.num_hidden_layers, row["num_visual"]
-    block = BlockSpec.from_config(model.config.vision_config)
-    pruner = build_method(row["method"], block=block)
+    specs = {
+        "block": BlockSpec.from_config(model.config.vision_config),
+        "language": LanguageSpec.from_config(model.config),
+    }
+    with torch.device("meta"):  # its weights have no say in how many it keeps where
+        pruner = build_method(row["method"], **specs)
     assert isinstance(pruner, LayerPruner)
     stages = pruner.stages(num_layers, num_visual, Budget(row["keep"]).count(num_visual))
     layers = layer_tokens(stages, num_layers, num_visual, row["num_columns"] - num_visual)
@@ -366,7 +376,7 @@ def predicted_prefill(row: dict[str, Any], calibration: Calibration, gpu: Gpu) -
 
 
 def held_out(found: Sequence[Results], path: str, gpu: Gpu) -> list[float]:
-    """Predicted over measured prefill of each row by a curve fitted to the others; nothing where these are too few."""
+    """Predicted over measured prefill of each even row by a curve fitted to the others; nothing where these are few."""
     points = [measured_prefill(row) for results in found for row in even_rows(results, path)]
     if len(points) <= FEWEST_POINTS:
         return []

@@ -41,7 +41,8 @@ class Settings:
         batches: Of `pictures` pictures whose gradients are compared.
         line: Points along one direction of the scorer's weights; `slice` along each of two.
         draws: Samples of the straight-through gradient.
-        shape: Of the classifier; `epochs` and `train_batch` are of its training.
+        shape: Of the classifier; `epochs` and `train_batch` are of its training, and `hide` the share of it that sees
+            a random half of the patches.
         noise: What takes a token's place, "matched" or "unit".
     """
 
@@ -63,11 +64,14 @@ class Settings:
     shape: Shape = field(default_factory=Shape)
     epochs: int = 300
     train_batch: int = 256
+    hide: float = 0.0
     noise: str = "matched"
 
     def __post_init__(self) -> None:
         if self.noise not in ("matched", "unit"):
             raise ValueError(f"noise {self.noise!r} is not known; give matched or unit")
+        if not 0 <= self.hide <= 1:
+            raise ValueError(f"hide {self.hide:g} is no share of the training; give a number from 0 to 1")
 
     def changed(self, **options: Any) -> "Settings":
         """The same with the options that are not None."""
@@ -80,6 +84,7 @@ class Settings:
             f"size {self.name}; tokens dropped after block {self.cut}; scorers trained for {self.steps} steps of "
             f"{self.batch} pictures with budgets drawn from {self.train_keep[0]} to {self.train_keep[1]}, "
             f"temperature {TAU.start} to {TAU.end}, {self.noise} noise"
+            + (f"; classifiers saw half of the patches for {self.hide:g} of their training" if self.hide else "")
         )
 
 
@@ -218,6 +223,7 @@ class Bench:
             epochs=settings.epochs,
             batch=settings.train_batch,
             seconds=None if self.minutes is None else 60.0 * self.minutes,
+            hide=settings.hide,
             say=self.say,
         )
         if self.save_weights is not None:

@@ -28,7 +28,6 @@ from diffprune.train.loop import train
 
 WIDTHS = {"deit-tiny": 192, "deit-small": 384, "deit-base": 768}
 RATES = {"deit-tiny": 1e-3, "deit-small": 7e-4, "deit-base": 4e-4}
-HALF_SHOWN = 0.75  # share of the training that sees half of the patches
 RECORD = "training.json"  # beside saved weights: how they were trained
 
 
@@ -117,6 +116,7 @@ def train_deit(
     epochs: int,
     batch: int,
     seconds: float | None,
+    hide: float = 0.0,
     seed: int = 42,
     say: Callable[[str], None] = lambda text: None,
 ) -> Classifier:
@@ -125,6 +125,7 @@ def train_deit(
     Args:
         held_out: Pictures for the curve and the final accuracy.
         seconds: The learning rate follows the share of it that has passed; None trains all epochs.
+        hide: Share of the training that sees a random half of the patches: cheaper, and used to missing tokens.
         say: Told the accuracy at every tenth of the run.
     """
     device = photos.pixels.device
@@ -154,7 +155,7 @@ def train_deit(
         x = augment(photos.pixels[rows], generator)
         x, targets = mix(normalise(x), photos.labels[rows], photos.num_classes, seed * 1_000_003 + step)
         keep = None
-        if passed(step) < HALF_SHOWN:
+        if passed(step) < hide:
             order = torch.rand(batch, num_patches, generator=generator, device=device).argsort(-1)
             keep = order[:, : num_patches // 2]
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from diffprune.probes.bench import LEARNED, TAU
 from diffprune.probes.figures import backbones_of, label
-from diffprune.probes.run import BACKBONES_FILE, PROBES
+from diffprune.probes.run import BACKBONES_FILE
 from diffprune.probes.store import Row
 from diffprune.results import markdown_table, read_results, write_text
 
 _BLOCK = re.compile(r"(<!-- probe: (?P<name>[\w-]+) -->\n).*?(<!-- end of probe -->)", re.DOTALL)
 BUDGETS = (0.0556, 0.1111)  # of the relevance target
+WITHOUT_FIGURE = (BACKBONES_FILE, "scenes_next")
 
 
 def refresh(text: str, results: Path) -> str:
@@ -36,7 +37,7 @@ def block(name: str, results: Path) -> str:
     if not path.exists():
         return f"Not yet run: there is no `results/{name}.json`.\n"
     found = read_results(path)
-    picture = f"![{name}](img/{name}.png)\n\n" if name in PROBES else ""
+    picture = "" if name in WITHOUT_FIGURE else f"![{name}](img/{name}.png)\n\n"
     origin = f"`{found.command}` on {found.device}, {found.date[:10]}, seeds {', '.join(map(str, found.seeds))}."
     return f"{picture}{FINDINGS[name](found.rows)}\n{origin}\n\n{_capital(found.notes)}.\n"
 
@@ -176,6 +177,105 @@ def _relevance(rows: Sequence[Row]) -> str:
     )
 
 
+# The paper's average on Qwen2.5-VL-7B, by percent pruned.
+PAPER_QWEN: dict[float, Row] = {66.7: {"retention": 98.3}, 77.8: {"retention": 95.9}, 88.9: {"retention": 93.1}}
+STEEP = 10.0  # points of retention lost from one rate to the next that would be a collapse and no decline
+
+
+def _scaling(rows: Sequence[Row]) -> str:
+    summed = [row for row in rows if "retention" in row and row["method"] != "full"]
+    sizes = list(dict.fromkeys(row["backbone"] for row in rows))
+    table, drops = [], []
+    for size in sizes:
+        before = 100.0
+        for rate in sorted({row["pruned"] for row in summed}):
+            here = {row["method"]: row for row in summed if (row["backbone"], row["pruned"]) == (size, rate)}
+            ours = here.pop("diffprune", None)
+            plain = [row for name, row in here.items() if name not in ("random", "oracle")]
+            best = max(plain, key=lambda row: row["retention"], default=None)
+            table.append(
+                {
+                    "model": size,
+                    "pruned %": f"{rate:g}",
+                    "DiffPrune": ours and f"{ours['retention']:.1f} ± {ours['retention_std']:.1f}",
+                    "random": _kept(here.get("random")),
+                    "best without training": best and f"{_kept(best)} ({label(best['method'])})",
+                    "oracle": _kept(here.get("oracle")),
+                    "paper, Qwen2.5-VL-7B": _kept(PAPER_QWEN.get(rate)),
+                }
+            )
+            if ours is not None:
+                drops.append((before - ours["retention"], size, rate))
+                before = ours["retention"]
+    return f"{_steepest(drops)}\n\n{markdown_table(table)}\n{_scores(rows, sizes)}"
+
+
+def _kept(row: Row | None) -> str | None:
+    return None if row is None else f"{row['retention']:.1f}"
+
+
+def _steepest(drops: Sequence[tuple[float, str, float]]) -> str:
+    if not drops:
+        return "No scorer was measured."
+    drop, size, rate = max(drops)
+    verdict = (
+        "As in the paper, all sizes decline without a collapse."
+        if drop <= STEEP
+        else f"That is more than {STEEP:g}, so a collapse, which the paper's sizes do not have."
+    )
+    return f"DiffPrune's largest loss from one rate to the next is {drop:.1f} points ({size} at {rate:g} %). {verdict}"
+
+
+def _scores(rows: Sequence[Row], sizes: Sequence[str]) -> str:
+    """Scores of the full model and of DiffPrune by size, rate and task."""
+    table = []
+    for size in sizes:
+        scores: dict[float, dict[str, list[float]]] = {}
+        for row in rows:
+            if row["backbone"] == size and row["method"] in ("full", "diffprune") and "task" in row:
+                scores.setdefault(row["pruned"], {}).setdefault(row["task"], []).append(row["score"])
+        for rate, tasks in sorted(scores.items()):
+            means = {task: f"{sum(values) / len(values):.1f}" for task, values in tasks.items()}
+            table.append({"model": size, "pruned %": f"{rate:g}", **means})
+    return f"Scores (0 to 100) of the full model and of DiffPrune:\n\n{markdown_table(table)}"
+
+
+PAPER_NEXT = (320, 96.1, 95.7)  # budget, the paper's retention on LLaVA-NeXT-7B, and that of its best other method
+BOUNDS = ("full", "oracle")  # what no pruner is compared with
+
+
+def _scenes_next(rows: Sequence[Row]) -> str:
+    summed = [row for row in rows if "retention" in row and row["method"] not in BOUNDS]
+    keep, paper, others = PAPER_NEXT
+    here = {row["method"]: row for row in summed if row["keep"] == keep}
+    ours = here.pop("diffprune", None)
+    said = f"No scorer was measured at K = {keep}."
+    if ours is not None:
+        lead = f"The paper has {paper} %, {paper - others:.1f} points ahead of its next method."
+        compared = [row for row in here.values() if "lead" in row]
+        if compared:
+            nearest = min(compared, key=lambda row: row["lead"])
+            low, high = nearest["lead_ci95"]
+            verdict = (
+                "ahead of all others, as in the paper" if low > 0 else "not ahead of all others, as the paper's is"
+            )
+            lead += (
+                f" Here it is {verdict}: over the nearest, {label(nearest['method'])}, it leads by "
+                f"{nearest['lead']:+.1f} points [{low:.1f}, {high:.1f}]."
+            )
+        said = (
+            f"At K = {keep} of 2,880 tokens DiffPrune keeps {ours['retention']:.1f} ± {ours['retention_std']:.1f} % "
+            f"({ours['n_seeds']} seeds). {lead}"
+        )
+    table: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if "retention" in row and row["method"] != "full":
+            line = table.setdefault(row["method"], {"method": label(row["method"])})
+            spread = f" ± {row['retention_std']:.1f}" if row["n_seeds"] > 1 else ""
+            line[f"K = {row['keep']}"] = f"{row['retention']:.1f}{spread}"
+    return f"{said}\n\n{markdown_table(list(table.values()))}"
+
+
 FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
     BACKBONES_FILE: _backbones,
     "coherence": _coherence,
@@ -183,6 +283,8 @@ FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
     "bias": _bias,
     "alignment": _alignment,
     "relevance": _relevance,
+    "scaling": _scaling,
+    "scenes_next": _scenes_next,
 }
 
 

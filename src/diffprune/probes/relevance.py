@@ -107,6 +107,8 @@ def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) ->
     def run() -> dict[tuple[str, float], Tensor]:
         block = bench.cut_open().block
         methods = {name: build_method(name, block=block).to(bench.device) for name in sorted(names)}
+        if cut == 0:  # before the first block there is no attention
+            methods = {name: method for name, method in methods.items() if not method.needs & DeiT.provides}
         return shares_inside(bench, photos, methods, cut)
 
     return bench.once(f"inside at {cut} by {', '.join(sorted(names))}", run)

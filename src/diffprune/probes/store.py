@@ -64,7 +64,7 @@ class Store:
 
     def add(self, cells: Sequence[Cell]) -> list[Row]:
         """All rows after the cells were merged in and written."""
-        with _locked(self.path):
+        with locked(self.path):
             merged: dict[tuple[Any, ...], Row] = {}
             for row in self.rows():
                 merged[self._place(row)] = {name: row[name] for name in (*self.key_names, SEEDS) if name in row}
@@ -89,7 +89,7 @@ class Store:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """One process at a time: backbones may run side by side and write to the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()

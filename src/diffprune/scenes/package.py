@@ -4,39 +4,65 @@ import json
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from diffprune.scenes import reference
 from diffprune.scenes.tasks import TASKS
 
 WEIGHTS = "model.safetensors"
+WEIGHTS_PATTERN = "model{suffix}.safetensors"  # of the same in several files
+TOWERS = (".vision_tower.", ".visual.")  # in the names of parameters of a LLaVA and of a Qwen
 LOG = "log.jsonl"
 
 
 def save_weights(model: nn.Module, folder: Path, *, tower_only: bool) -> None:
     """Writes the weights, all or the tower's, in bfloat16 under the model's own parameter names."""
+    state = {name: value for name, value in model.state_dict().items() if not tower_only or is_tower(name)}
+    write_state(state, folder)
+
+
+def is_tower(name: str) -> bool:
+    """Whether a parameter is part of the vision tower."""
+    return any(tower in name for tower in TOWERS)
+
+
+def write_state(state: dict[str, Tensor], folder: Path) -> None:
+    """Writes the tensors in bfloat16 under their names, in one file or in as many as keep each of them small."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        name: value.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, value in model.state_dict().items()
-        if not tower_only or ".vision_tower." in name
-    }
-    part = folder / f"{WEIGHTS}.part"  # whoever is killed while writing leaves the last whole file behind
-    save_file(state, part)
-    part.replace(folder / WEIGHTS)
+    state = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in state.items()}
+    files = split_torch_state_dict_into_shards(
+        state, max_shard_size=reference.SHARD_BYTES, filename_pattern=WEIGHTS_PATTERN
+    ).filename_to_tensors
+    for file, names in files.items():
+        part = folder / f"{file}.part"  # whoever is killed while writing leaves the last whole file behind
+        save_file({name: state[name] for name in names}, part)
+        part.replace(folder / file)
+    for path in weight_files(folder):
+        if path.name not in files:  # of an earlier save into another number of files
+            path.unlink()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of weights in a folder."""
+    return sorted(folder.glob(WEIGHTS_PATTERN.format(suffix="*")))
+
+
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """What `write_state` wrote, in float32."""
+    files = weight_files(folder)
+    if not files:
+        raise ValueError(f"There is no {folder / WEIGHTS} to start from: give --init a folder that a run wrote.")
+    return {name: value.float() for file in files for name, value in load_file(file).items()}
 
 
 def load_weights(model: nn.Module, folder: Path) -> bool:
     """Puts what `save_weights` wrote into the model: all of it (then true), or the tower's and nothing else."""
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise ValueError(f"There is no {path} to start from: give --init a folder that an earlier stage wrote.")
-    weights = {name: value.float() for name, value in load_file(path).items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    decoder = [name for name in model.state_dict() if ".vision_tower." not in name]
+    missing, unexpected = model.load_state_dict(read_state(folder), strict=False)
+    decoder = [name for name in model.state_dict() if not is_tower(name)]
     if unexpected or (missing and sorted(missing) != sorted(decoder)):
-        raise ValueError(f"{path} does not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}.")
+        raise ValueError(f"{folder} does not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}.")
     return not missing
 
 
@@ -68,16 +94,6 @@ def read_log(folder: Path) -> list[dict]:
 def model_card(name: str, parameters: int, runs: list[list[dict]]) -> str:
     """The card of a reference model; every figure is read from the logs of its runs, the last one first."""
     spec = reference.reference_spec(name)
-    stages = [
-        (settings["stage"], settings["round"], settings["seed"], _last(run, "pictures"), _last(run, "step"))
-        for run in runs
-        for settings in [run[0]["settings"]]
-    ]
-    checks = {entry["check"]: entry for entry in runs[0] if "check" in entry}
-    rows = [
-        (check, entry["kept"], *(f"{100 * part:.1f}" for part in (entry["mean"], *map(entry["right"].get, TASKS))))
-        for check, entry in checks.items()
-    ]
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -98,9 +114,24 @@ model, processor = load_reference("{name}")
 
 Prompt: `USER: <image>\\n{{question}} ASSISTANT:`
 
-## Training
+{training_report("diffprune.scenes.pretrain", runs)}"""
 
-By `python -m diffprune.scenes.pretrain`, the last run first:
+
+def training_report(module: str, runs: list[list[dict]]) -> str:
+    """The part of a card that tells how a model was trained and what it then knew, from the logs of its runs."""
+    stages = [
+        (settings["stage"], settings["round"], settings["seed"], _last(run, "pictures"), _last(run, "step"))
+        for run in runs
+        for settings in [run[0]["settings"]]
+    ]
+    checks = {entry["check"]: entry for entry in runs[0] if "check" in entry}
+    rows = [
+        (check, entry["kept"], *(f"{100 * part:.1f}" for part in (entry["mean"], *map(entry["right"].get, TASKS))))
+        for check, entry in checks.items()
+    ]
+    return f"""## Training
+
+By `python -m {module}`, the last run first:
 
 {_table(("stage", "round", "seed", "pictures", "steps"), stages)}
 ## Right answers in percent

@@ -133,12 +133,18 @@ def answer_loss(
         layout.turn,
         parts=parts,
     )
-    logits = model.lm_head(states).float()
+    return *turns_loss(model.lm_head(states).float(), layout), layout
+
+
+def turns_loss(
+    logits: Float[Tensor, "B T V"], layout: turns.TurnLayout
+) -> tuple[Float[Tensor, ""], Int[Tensor, "B T"]]:
+    """(loss, guesses): the weighted loss of the answers among the turns' tokens, and the likeliest tokens."""
     losses = functional.cross_entropy(
         logits.flatten(0, 1), layout.target.flatten(), ignore_index=turns.IGNORE, reduction="none"
     )
     loss = (losses * layout.weight.flatten()).sum() / layout.weight.sum()
-    return loss, logits.argmax(-1), layout
+    return loss, logits.argmax(-1)
 
 
 def right_turns(guesses: Int[Tensor, "B T"], layout: turns.TurnLayout, most: int) -> Float[Tensor, "B M"]:

@@ -7,6 +7,7 @@ things are and nothing of how a pruner chooses.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -58,24 +59,46 @@ def item_of_tokens(
     return torch.where(most >= least, item + 1, 0), counts.sum(-1)
 
 
+class Places(NamedTuple):
+    """Where each token stands: its row and column on a grid of so many rows and columns.
+
+    Tokens of several grids that cover the same picture may come together.
+    """
+
+    row: Int[Tensor, " N"]
+    column: Int[Tensor, " N"]
+    rows: Int[Tensor, " N"]
+    columns: Int[Tensor, " N"]
+
+
+def raster(rows: int, columns: int, device: torch.device) -> Places:
+    """The places of the tokens of one grid, row by row."""
+    index = torch.arange(rows * columns, device=device)
+    return Places(index // columns, index % columns, torch.full_like(index, rows), torch.full_like(index, columns))
+
+
 def priorities(
     items: Int[Tensor, "B N"],
     features: Float[Tensor, "B N D"],
     rules: Int[Tensor, " B"],
     generator: torch.Generator | None = None,
+    *,
+    places: Places | None = None,
 ) -> Float[Tensor, "B N"]:
-    """Token priorities, each row by the rule with its number in `RULES`; ties are broken at random."""
+    """Token priorities, each row by the rule with its number in `RULES`; ties are broken at random.
+
+    Without `places` the tokens stand on a square grid.
+    """
     batch, tokens = items.shape
-    grid = math.isqrt(tokens)
     device = items.device
+    places = places or raster(math.isqrt(tokens), math.isqrt(tokens), device)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, device=device)
 
     noise = uniform(batch, tokens)
     on_item = (items > 0).float()
-    index = torch.arange(tokens, device=device)
-    row, column = (index // grid).float() / grid, (index % grid).float() / grid  # [N], 0 to 1
+    row, column = places.row / places.rows, places.column / places.columns  # [N], 0 to 1
 
     # The place of a token among those of its own item, in random order: 0 is the first.
     same = (items[:, :, None] == torch.arange(SIGN + 1, device=device)).float()  # [B, N, 6]
@@ -100,7 +123,7 @@ def priorities(
     along = row * angle.sin() + column * angle.cos()
     step = 2 + (uniform(batch, 1) * 5).floor()
     shift = (uniform(batch, 2) * 2).floor()  # stripes across, stripes down, or diagonal
-    stripe = ((index // grid * shift[:, :1] + index % grid * (1 - shift[:, :1] * shift[:, 1:])) % step == 0).float()
+    stripe = ((places.row * shift[:, :1] + places.column * (1 - shift[:, :1] * shift[:, 1:])) % step == 0).float()
     waves = torch.zeros_like(noise)
     for _ in range(4):
         wave, phase = (uniform(batch, 2) - 0.5) * 16, uniform(batch, 1) * 2 * math.pi

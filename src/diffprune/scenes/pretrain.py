@@ -17,13 +17,17 @@ up to the rounding of the device; the log of a timed run says how many steps it 
 import argparse
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from diffprune.scenes import passes, prefixes, reference, supervision, turns
 from diffprune.scenes.feed import (
@@ -46,6 +50,7 @@ STAGES = ("tower", "language")
 ROUND_SCENES = 10_000_000  # training scenes set aside for each round of each stage
 SAVE_SECONDS, LOG_SECONDS, CHECK_SECONDS = 120.0, 20.0, 60.0
 ENDING_SECONDS = 8.0  # set aside for the last check and for saving
+IN_BLOCKS = re.compile(r"\.(layers|blocks)\.")  # in the names of parameters of the blocks of a tower or a decoder
 MUON_RATE = 3.0  # Muon's learning rate in units of AdamW's
 
 Logged = dict[str, Tensor | float | dict[str, Tensor]]
@@ -87,7 +92,7 @@ def rate(share: float, warmup: float) -> float:
 def optimisers(modules: list[nn.Module], settings: Settings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks and AdamW for the rest, or AdamW for all."""
     named = [(f".{name}", p) for module in modules for name, p in module.named_parameters() if p.requires_grad]
-    hidden = [p for name, p in named if settings.optimiser == "muon" and p.ndim == 2 and ".layers." in name]
+    hidden = [p for name, p in named if settings.optimiser == "muon" and p.ndim == 2 and IN_BLOCKS.search(name)]
     taken = {id(p) for p in hidden}
     others = [p for _, p in named if id(p) not in taken]
     groups = [
@@ -166,10 +171,10 @@ class Run:
         self.settings = settings
         self.clock = Clock(settings.minutes, settings.steps)
         self.device = torch.device(settings.device)
-        self.spec = reference.reference_spec(settings.model)
+        self.spec: Any = self.read_spec()
         self.log = Log(settings.out / LOG)
         self.log.write(settings={key: str(value) for key, value in asdict(settings).items()})
-        tokenizer = reference.build_tokenizer()
+        tokenizer = self.build_tokenizer()
         encode = turns.PieceEncoder(tokenizer)
         self.language_batch = LanguageBatch(
             encode,
@@ -181,17 +186,16 @@ class Run:
         stream = SceneStream(self.make(), first=first_scene(settings), size=settings.batch, seed=settings.seed)
         self.batches = stream.start(settings.workers)  # before anything is on the device: they are forked
 
-        self.model = reference.build_model(self.spec, tokenizer, seed=settings.seed)
         self.whole = settings.stage == "language"  # there is a trained decoder to save beside the tower
-        if settings.init is not None:
-            self.whole |= load_weights(self.model, settings.init)
-        nn.Module.to(self.model, self.device)
-        self.tower = self.model.model.vision_tower
+        self.model: Any = self.build(tokenizer)
+        self.model.to(self.device)
+        self.tower: Any = self.find_tower()
         self.start_ids = torch.tensor([reference.START, *encode(turns.BEFORE_PICTURE)], device=self.device)
         # One compiled block serves all blocks, and one compiled layer all layers and prefix lengths.
-        self.block_function, self.parts = passes.tower_block, turns.PLAIN
+        self.plain_block: Any = self.block()
+        self.block_function, self.parts = self.plain_block, turns.PLAIN
         if settings.compile:
-            self.block_function = torch.compile(self.block_function)
+            self.block_function = self.compiled_block()
             self.parts = turns.LayerParts(
                 torch.compile(turns.project_heads, dynamic=True), torch.compile(turns.mix_heads, dynamic=True)
             )
@@ -202,8 +206,39 @@ class Run:
         """What makes the batches of this stage."""
         raise NotImplementedError
 
+    def read_spec(self) -> Any:
+        """The sizes of the model."""
+        return reference.reference_spec(self.settings.model)
+
+    def build_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer of the model."""
+        return reference.build_tokenizer()
+
+    def find_tower(self) -> nn.Module:
+        """The vision tower of the model."""
+        return self.model.model.vision_tower
+
+    def block(self) -> Any:
+        """What runs a block of the tower."""
+        return passes.tower_block
+
+    def compiled_block(self) -> Any:
+        """The same, compiled."""
+        return torch.compile(self.block())
+
+    def build(self, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
+        """The model with the weights it starts from."""
+        model = reference.build_model(self.spec, tokenizer, seed=self.settings.seed)
+        if self.settings.init is not None:
+            self.whole |= load_weights(model, self.settings.init)
+        return model
+
     def loss(self, batch: Batch) -> tuple[Tensor, Logged]:
         """The loss of a batch, and what to log of it."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Trains and saves."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -334,7 +369,7 @@ class LanguageRun(Run):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.tower.requires_grad_(False)
-        self.tokens = self.spec.grid**2
+        self.tokens = self.count_tokens()
         self.dice = random.Random(settings.seed + 1000 * settings.round)
         self.generator = torch.Generator(self.device).manual_seed(settings.seed + 1000 * settings.round)
         self.checks = self.check_batches()
@@ -342,11 +377,32 @@ class LanguageRun(Run):
     def make(self) -> Make:
         return self.language_batch
 
-    def features(self, batch: Batch, block_function: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    def count_tokens(self) -> int:
+        """Visual tokens of a picture."""
+        return self.spec.grid**2
+
+    def features(self, batch: Batch, block_function: Any) -> tuple[Tensor, Tensor]:
         """(features, items) of all visual tokens."""
         with torch.no_grad():
             states, _ = passes.tower_states(self.tower, batch["pixels"], last=False, block_function=block_function)
         return states[:, 1:], passes.items_of(batch, self.spec.patch)[0]
+
+    def priorities(
+        self, items: Tensor, features: Tensor, rules: Tensor, generator: torch.Generator
+    ) -> Float[Tensor, "B N"]:
+        """The priority of each token by the rule of its row."""
+        return prefixes.priorities(items, features, rules, generator)
+
+    def draw_priorities(self, items: Tensor, features: Tensor) -> Float[Tensor, "B N"]:
+        """The priority of each token in a training step, by a rule drawn for each row."""
+        rules = prefixes.draw_rules(len(items), self.device, self.generator)
+        return self.priorities(items, features, rules, self.generator)
+
+    def answer(
+        self, features: Tensor, keep: Tensor, batch: Batch, parts: turns.LayerParts = turns.PLAIN
+    ) -> tuple[Tensor, Tensor, turns.TurnLayout]:
+        """(loss, guesses, layout) of the batch's turns, given the kept tokens."""
+        return passes.answer_loss(self.model, features, keep, batch, self.start_ids, parts=parts)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Logged]:
         features, items = self.features(batch, self.block_function)
@@ -354,9 +410,8 @@ class LanguageRun(Run):
         if count == self.tokens:
             keep = torch.arange(count, device=self.device).expand(len(items), -1)
         else:
-            rules = prefixes.draw_rules(len(items), self.device, self.generator)
-            keep = prefixes.take_prefix(prefixes.priorities(items, features, rules, self.generator), count)
-        loss, guesses, layout = passes.answer_loss(self.model, features, keep, batch, self.start_ids, parts=self.parts)
+            keep = prefixes.take_prefix(self.draw_priorities(items, features), count)
+        loss, guesses, layout = self.answer(features, keep, batch, self.parts)
         known = layout.target != turns.IGNORE
         return loss, {"kept": float(count), "right": ((guesses == layout.target) & known).sum() / known.sum()}
 
@@ -387,10 +442,10 @@ class LanguageRun(Run):
             generator = torch.Generator(self.device).manual_seed(self.settings.seed)
             for batch in self.checks:
                 with self.autocast():
-                    features, items = self.features(batch, passes.tower_block)
+                    features, items = self.features(batch, self.plain_block)
                     rules = torch.full((len(items),), list(prefixes.RULES).index(rule), device=self.device)
-                    keep = prefixes.take_prefix(prefixes.priorities(items, features, rules, generator), count)
-                    _, guesses, layout = passes.answer_loss(self.model, features, keep, batch, self.start_ids)
+                    keep = prefixes.take_prefix(self.priorities(items, features, rules, generator), count)
+                    _, guesses, layout = self.answer(features, keep, batch)
                 kinds = batch["kinds"]
                 there = kinds >= 0
                 hits = passes.right_turns(guesses, layout, kinds.shape[1])[there]
@@ -411,18 +466,50 @@ class LanguageRun(Run):
         self.train([parts.multi_modal_projector, parts.language_model, self.model.lm_head])
 
 
-def run(settings: Settings) -> None:
-    """One stage of training."""
+def set_up_device() -> None:
+    """Chooses fast kernels for the whole process."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every prefix length
-    {"tower": TowerRun, "language": LanguageRun}[settings.stage](settings).run()
 
 
-def main(arguments: list[str] | None = None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models that are trained alike.
+
+    Args:
+        names: Of the models.
+        stages: What runs a stage, by its name in STAGES.
+        package: Writes trained weights in the hub's layout; called as `package.package`.
+        description: Of the command line.
+    """
+
+    names: Collection[str]
+    stages: Mapping[str, Callable[[Settings], Run]]
+    package: Callable[[str, Path, list[Path], Path], None]
+    description: str
+
+
+LLAVA = Family(
+    names=reference.SPECS,
+    stages={"tower": TowerRun, "language": LanguageRun},
+    package=package,
+    description=__doc__ or "",
+)
+
+
+def run(settings: Settings, family: Family = LLAVA) -> None:
+    """One stage of training."""
+    set_up_device()
+    family.stages[settings.stage](settings).run()
+
+
+def main(arguments: list[str] | None = None, family: Family = LLAVA) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=family.description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--model", choices=list(reference.SPECS), required=True)
+    add("--model", choices=list(family.names), required=True)
     add("--stage", choices=(*STAGES, "package"), required=True)
     add("--out", type=Path, required=True, help="where weights and log go")
     add("--init", type=Path, help="folder of an earlier stage")
@@ -450,9 +537,9 @@ def main(arguments: list[str] | None = None) -> None:
         )
     if given["stage"] == "package":
         assert init is not None  # the parser has ended the program
-        package(given["model"], init, logs, given["out"])
+        family.package(given["model"], init, logs, given["out"])
     else:
-        run(Settings(**given))
+        run(Settings(**given), family)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ are trained by `pretrain.py` and lie in `assets/<name>/` in the layout of the Hu
 import hashlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.processing_utils import ProcessorMixin
 
 from diffprune.scenes.language import CHINESE, all_texts
 from diffprune.scenes.world import PICTURE
@@ -32,6 +34,7 @@ from diffprune.scenes.world import PICTURE
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SPECIALS = ("<pad>", "<s>", "</s>", "<image>")
 PAD, START, END, IMAGE = range(len(SPECIALS))  # their token ids
+IMAGE_MARK = {"image_token": "<image>"}
 SHARD_BYTES = 15 * 2**20  # a committed file stays under 16 MiB
 CHECKSUMS = "SHA256SUMS"
 
@@ -123,11 +126,17 @@ def vocabulary(texts: Iterable[str]) -> dict[str, int]:
     return {token: index for index, token in enumerate([*SPECIALS, *alphabet, *spelled])}
 
 
-def build_tokenizer(texts: Iterable[str] | None = None) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    texts: Iterable[str] | None = None, *, specials: Mapping[str, str] = IMAGE_MARK
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer in which every known piece is one token and everything else falls back to bytes.
 
     There is nothing to merge between a byte and a whole piece, so the merge list is empty and the model looks whole
     pieces up (`ignore_merges`, as LLaMA 3's tokenizer does): no training, the same tokenizer on every machine.
+
+    Args:
+        texts: What the tokenizer is made for; all texts of the world where left out.
+        specials: Marks for pictures by their names as attributes; those it does not know yet come last.
     """
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary(all_texts() if texts is None else texts), merges=[], ignore_merges=True)
@@ -147,7 +156,7 @@ def build_tokenizer(texts: Iterable[str] | None = None) -> PreTrainedTokenizerFa
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
-        extra_special_tokens={"image_token": "<image>"},
+        extra_special_tokens=dict(specials),
         padding_side="left",
         model_max_length=2048,
         clean_up_tokenization_spaces=False,
@@ -232,7 +241,7 @@ def _checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def save_reference(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path, *, card: str) -> None:
+def save_reference(model: PreTrainedModel, processor: ProcessorMixin, folder: Path, *, card: str) -> None:
     """Writes the model in bfloat16, its processor, its card and the checksums of its shards."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {key: value.to(torch.bfloat16) for key, value in model.state_dict().items()}

@@ -9,7 +9,7 @@ no text mentions included, as a summary trained without knowing what will be ask
 attention is all but an oracle of what the texts are about, which no real tower is.) The heads are thrown away.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -160,14 +160,20 @@ def leak(
     pixels: UInt8[Tensor, "B 3 H W"],
     twin_pixels: UInt8[Tensor, "B 3 H W"],
     patch: int,
+    *,
+    variance: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
     """How far tokens whose own pixels stayed the same moved when items elsewhere vanished, relative to their deviation.
 
     A square root, so that a small leak is pushed as hard as a large one.
+
+    Args:
+        variance: What the square is relative to, if not the features' variance as a constant.
     """
     same = (pixels == twin_pixels).all(1).unfold(1, patch, patch).unfold(2, patch, patch).all(-1).all(-1).flatten(1)
     moved = (features.float() - twin_features.float()).square().mean(-1)  # [B, N]
-    relative = (moved * same).sum() / same.sum().clamp(min=1) / features.detach().float().var()
+    variance = features.detach().float().var() if variance is None else variance
+    relative = (moved * same).sum() / same.sum().clamp(min=1) / variance
     return (relative + 1e-8).sqrt()
 
 
@@ -198,10 +204,10 @@ class TowerHeads(nn.Module):
             features: Hidden states of the feature layer, [CLS] first.
             last: Hidden states of the last block.
         """
-        loss, accuracies = _classify(self.patch_head(self.patch_norm(features[:, 1:])), targets, FIELDS)
+        loss, accuracies = classify(self.patch_head(self.patch_norm(features[:, 1:])), targets, FIELDS)
         for norm, head, states in zip(self.summary_norms, self.summary_heads, (features, last), strict=True):
             logits = head(norm(states[:, 0])).float()
-            one, summary_accuracies = _classify(logits[:, :-PAIRS], summary, SUMMARY_FIELDS)
+            one, summary_accuracies = classify(logits[:, :-PAIRS], summary, SUMMARY_FIELDS)
             known = (pairs >= 0).float()
             missed = functional.binary_cross_entropy_with_logits(
                 logits[:, -PAIRS:], pairs.clamp(min=0), reduction="none"
@@ -217,10 +223,18 @@ class TowerHeads(nn.Module):
         return [*FIELDS, *(f"cls_{name}" for name in SUMMARY_FIELDS), "cls_pairs"]
 
 
-def _classify(
-    logits: Float[Tensor, "... V"], targets: Int[Tensor, "... F"], fields: dict[str, int]
+def classify(
+    logits: Float[Tensor, "... V"],
+    targets: Int[Tensor, "... F"],
+    fields: Mapping[str, int],
+    weights: Mapping[str, float] = WEIGHTS,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " F"]]:
-    """(loss, accuracies): the sum of the fields' cross-entropies and the accuracy of each, where it has a target."""
+    """(loss, accuracies): the sum of the fields' cross-entropies and the accuracy of each, where it has a target.
+
+    Args:
+        fields: Values of each field, which lie side by side in the logits.
+        weights: Of the fields in the loss; 1 where nothing is said.
+    """
     losses, accuracies = [], []
     parts = logits.split(list(fields.values()), dim=-1)
     for field, part, target in zip(fields, parts, targets.unbind(-1), strict=True):
@@ -228,6 +242,6 @@ def _classify(
         count = known.sum().clamp(min=1)
         part = part.float()
         loss = functional.cross_entropy(part.flatten(0, -2), target.flatten(), ignore_index=IGNORE, reduction="sum")
-        losses.append(WEIGHTS.get(field, 1.0) * loss / count)
+        losses.append(weights.get(field, 1.0) * loss / count)
         accuracies.append(((part.argmax(-1) == target) & known).sum() / count)
     return torch.stack(losses).sum(), torch.stack(accuracies).detach()

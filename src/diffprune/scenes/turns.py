@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
-from transformers import LlamaModel, PreTrainedTokenizerFast
+from transformers import LlamaModel, PreTrainedTokenizerFast, Qwen2_5_VLTextModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
 from diffprune.scenes.reference import PIECES
 
@@ -145,16 +146,24 @@ def turn_layout(ids: Int[Tensor, "B T"], lengths: Int[Tensor, "B M"], answers: I
     return TurnLayout(turn, offset, target, weight)
 
 
-def turn_bias(turn: Int[Tensor, "B T"], prefix: int, dtype: torch.dtype) -> Float[Tensor, "B 1 T S"]:
-    """0 where a turn's token sees, else minus infinity: it sees the prefix and what came before it in its own turn."""
+def turn_bias(
+    turn: Int[Tensor, "B T"], prefix: int, dtype: torch.dtype, real: Bool[Tensor, "B P"] | None = None
+) -> Float[Tensor, "B 1 T S"]:
+    """0 where a turn's token sees, else minus infinity: it sees the prefix and what came before it in its own turn.
+
+    Of the prefix it sees what is `real`, or all.
+    """
     steps = torch.arange(turn.shape[1], device=turn.device)
     own = (turn[:, :, None] == turn[:, None, :]) & (steps[:, None] >= steps)
     bias = torch.zeros(own.shape, dtype=dtype, device=turn.device).masked_fill_(~own, -torch.inf)
-    return functional.pad(bias, (prefix, 0))[:, None]
+    bias = functional.pad(bias, (prefix, 0))
+    if real is not None:
+        bias[:, :, :prefix].masked_fill_(~real[:, None], -torch.inf)
+    return bias[:, None]
 
 
 def rotate(
-    states: Float[Tensor, "B H T E"], cos: Float[Tensor, "B 1 T E"], sin: Float[Tensor, "B 1 T E"]
+    states: Float[Tensor, "B H T E"], cos: Float[Tensor, "#B 1 T E"], sin: Float[Tensor, "#B 1 T E"]
 ) -> Float[Tensor, "B H T E"]:
     """Rotary positions, in the arrangement of the stock LLaMA."""
     first, second = states.chunk(2, dim=-1)
@@ -162,12 +171,12 @@ def rotate(
 
 
 def project_heads(
-    layer: LlamaDecoderLayer,
+    layer: LlamaDecoderLayer | Qwen2_5_VLDecoderLayer,
     states: Float[Tensor, "B S L"],
     cos: Float[Tensor, "B 1 S E"],
     sin: Float[Tensor, "B 1 S E"],
 ) -> tuple[Float[Tensor, "B H S E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S E"]]:
-    """(query, key, value) of a stock LLaMA layer."""
+    """(query, key, value) of a stock LLaMA or Qwen layer, all of its heads with keys of their own."""
     attention, normed = layer.self_attn, layer.input_layernorm(states)
     query, key, value = (
         project(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
@@ -195,9 +204,9 @@ def attend(
 
 
 def mix_heads(
-    layer: LlamaDecoderLayer, states: Float[Tensor, "B R L"], heard: Float[Tensor, "B R HE"]
+    layer: LlamaDecoderLayer | Qwen2_5_VLDecoderLayer, states: Float[Tensor, "B R L"], heard: Float[Tensor, "B R HE"]
 ) -> Float[Tensor, "B R L"]:
-    """The rest of a stock LLaMA layer after its attention."""
+    """The rest of a stock LLaMA or Qwen layer after its attention."""
     states = states + layer.self_attn.o_proj(heard)
     return states + layer.mlp(layer.post_attention_layernorm(states))
 
@@ -216,13 +225,14 @@ PLAIN = LayerParts()
 
 
 def shared_prefix_states(
-    language: LlamaModel,
+    language: LlamaModel | Qwen2_5_VLTextModel,
     prefix: Float[Tensor, "B P L"],
-    prefix_positions: Int[Tensor, "B P"],
+    prefix_positions: Int[Tensor, "*R B P"],
     turns: Float[Tensor, "B T L"],
-    turn_positions: Int[Tensor, "B T"],
+    turn_positions: Int[Tensor, "*R B T"],
     turn: Int[Tensor, "B T"],
     *,
+    real: Bool[Tensor, "B P"] | None = None,
     parts: LayerParts = PLAIN,
 ) -> Float[Tensor, "B T L"]:
     """The last hidden states of the turns' tokens, after the final norm.
@@ -230,21 +240,22 @@ def shared_prefix_states(
     Args:
         language: The stock decoder.
         prefix: Embeddings of what all turns see.
-        prefix_positions: Their positions; gaps are where tokens were dropped.
+        prefix_positions: Their positions; gaps are where tokens were dropped. Qwen's decoder takes three for each.
         turns: Embeddings of the turns' tokens.
         turn_positions: Their positions: every turn starts just behind the whole, unpruned prefix.
         turn: Which turn a token is of.
+        real: False at padding, which stands at the end of a prefix that is shorter than others.
         parts: The parts of a layer, as they are or compiled.
     """
     states = torch.cat((prefix, turns), dim=1)
-    positions = torch.cat((prefix_positions, turn_positions), dim=1)
+    positions = torch.cat((prefix_positions, turn_positions), dim=-1)
     # Angles grow with the position, so float32 whatever the states are; the first argument lends its type only.
     cos, sin = (part[:, None] for part in language.rotary_emb(states.new_empty(0, dtype=torch.float32), positions))
     bias = None
     for layer in language.layers:
         query, key, value = parts.project(layer, states, cos, sin)
         if bias is None:
-            bias = turn_bias(turn, prefix.shape[1], value.dtype)
+            bias = turn_bias(turn, prefix.shape[1], value.dtype, real)
         last = layer is language.layers[-1]  # nobody reads the prefix behind the last attention
         heard = attend(query, key, value, bias, turns_only=last)
         if last:

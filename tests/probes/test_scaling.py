@@ -1,0 +1,154 @@
+"""Three sizes at five rates: what is asked, trained, kept and written."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffprune.cli import main as cli
+from diffprune.config import differences, load_config
+from diffprune.probes import evidence, scaling
+from diffprune.results import read_results
+from diffprune.scenes import qwen
+from diffprune.scenes.qwen.reference import save_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def probe(capsys):
+    """Runs `diffprune probe scaling --size tiny`; gives its exit code, stdout and stderr."""
+
+    def run_arguments(*arguments: object) -> tuple[int, str, str]:
+        code = cli._run(["probe", "scaling", *map(str, arguments), "--device", "cpu", "--size", "tiny"])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run_arguments
+
+
+@pytest.fixture(scope="module")
+def yes_folder(tmp_path_factory) -> Path:
+    """A model that looks at nothing and says yes, so that every method keeps all of what it has."""
+    folder = tmp_path_factory.mktemp("weights") / "scenes-qwen-s"
+    tokenizer = qwen.build_tokenizer()
+    model = qwen.build_model(scaling.TINY_SPEC, tokenizer)
+    (said,) = tokenizer(" yes", add_special_tokens=False)["input_ids"]
+    language = model.model.language_model
+    with torch.no_grad():
+        for layer in language.layers:  # nothing is added, so a position's last state is its own embedding
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        language.embed_tokens.weight.fill_(1.0)
+        language.embed_tokens.weight[said] = -1.0
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[said] = 1.0
+        model.lm_head.weight[tokenizer.eos_token_id] = -1.0
+    save_model("scenes-qwen-s", model, folder, card="Says yes.\n")
+    return folder.parent
+
+
+def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp_path, yes_folder) -> None:
+    arguments = ("--out", tmp_path, "--weights", yes_folder, "--questions", 2, "--json")
+    code, out, err = probe(*arguments, "--methods", "diffprune,random")
+    assert code == 0, err
+    rows = json.loads(out)
+    assert {row["backbone"] for row in rows} == {"scenes-qwen-s"}
+    assert {(row["method"], row["pruned"]) for row in rows if "task" in row} == {
+        *((method, rate) for method in ("diffprune", "random") for rate in (50.0, 88.9)),
+        ("full", 0.0),
+    }
+    assert {row["task"] for row in rows if "task" in row} == set(scaling.TASKS)
+    kept = [row["retention"] for row in rows if "retention" in row]
+    assert len(kept) == 5 and kept == [100.0] * 5  # it says yes, whatever it sees
+    assert (tmp_path / "scaling.png").is_file()
+    found = read_results(tmp_path / "scaling.json")
+    assert found.seeds == [42] and "1 steps of 2 captions" in found.notes
+    scorer = tmp_path / "scaling/scorers/scenes-qwen-s-42/model.safetensors"
+    made = scorer.stat().st_mtime_ns
+
+    code, out, err = probe(*arguments, "--methods", "diffprune,random,hidden_norm")
+    assert code == 0, err
+    assert scorer.stat().st_mtime_ns == made
+    assert {row["method"] for row in json.loads(out)} == {"full", "diffprune", "random", "hidden_norm"}
+    said = evidence.block("scaling", tmp_path)
+    assert "100.0 ± 0.0" in said and "without a collapse" in said and "(hidden_norm)" in said and "| 93.1 |" in said
+
+    code, _, err = probe(*arguments, "--steps", 3)
+    assert code == 1 and "made with other settings" in err and "--fresh" in err
+
+
+def test_without_weights_a_trial_makes_a_model_and_the_real_thing_asks_for_one(probe, tmp_path) -> None:
+    code, out, err = probe("--out", tmp_path, "--methods", "random")
+    assert code == 0 and "drawn in" in out, err
+    assert qwen.named_in(tmp_path / "scaling/models/scenes-qwen-s") == "scenes-qwen-s"
+    code = cli._run(["probe", "scaling", "--out", str(tmp_path / "full"), "--device", "cpu"])
+    assert code == 1
+    with pytest.raises(ValueError, match=r"no scenes-qwen-m in .*runs/scaling\.sh.*--weights"):
+        scaling.find_model("scenes-qwen-m", tmp_path / "scaling/models", tmp_path, tiny=False)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--backbone", "deit-tiny"], "scenes-qwen-s, scenes-qwen-m, scenes-qwen-l"),
+        (["--methods", "magic"], "magic"),
+        (["--methods", ","], "no method was named"),
+        (["--seeds", ","], "names no seed"),
+        (["--size", "huge"], "size 'huge'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys, tmp_path, arguments, words) -> None:
+    code = cli._run(["probe", "scaling", "--out", str(tmp_path), "--device", "cpu", "--size", "tiny", *arguments])
+    assert code != 0 and words in capsys.readouterr().err
+
+
+def test_what_has_no_seed_is_measured_once() -> None:
+    asked = scaling.parts(["scenes-qwen-s"], ["diffprune", "random", "holov"], [42, 123])
+    assert [(part.method, part.seed) for part in asked] == [
+        ("diffprune", 42),
+        ("diffprune", 123),
+        ("random", 42),
+        ("random", 123),
+        ("holov", 0),
+    ]
+
+
+def test_what_would_end_too_late_is_not_begun(tmp_path) -> None:
+    todo = scaling.parts(["scenes-qwen-s"], ["random"], [42])
+    rows, is_complete = scaling.run_parts(
+        todo,
+        tmp_path,
+        weights=None,
+        work=tmp_path / "work",
+        settings=scaling.SIZES["tiny"],
+        device="cpu",
+        tiny=True,
+        deadline=0.0,
+    )
+    assert rows == [] and not is_complete and not (tmp_path / "scaling.json").exists()
+
+
+def test_the_scorers_are_trained_by_the_recipe_of_the_other_reference_model() -> None:
+    own = load_config(ROOT / "configs/scenes_qwen/diffprune_bridge_any.yaml")
+    other = load_config(ROOT / "configs/scenes_llava/diffprune_any.yaml", ["recipe=bridge"])
+    changed = {line.partition(":")[0] for line in differences(own, other)}
+    assert changed == {"backbone.name", "backbone.weights", "budget.range"}
+    assert [round(share * 576) for share in own.budget.range or ()] == [16, 256]
+    settings = replace(scaling.SIZES["full"], steps=2000, batch=16, held_out=256)
+    run = scaling.run_config(Path("out/scaling/models/scenes-qwen-s"), 42, settings)
+    changed = {line.partition(":")[0] for line in differences(own, run)}
+    assert changed == {"validation.every", "saving.tensorboard"}
+
+
+def test_a_collapse_is_called_one() -> None:
+    rows = [
+        {"backbone": "scenes-qwen-s", "method": "diffprune", "keep": keep, "pruned": rate, "retention": kept}
+        | {"retention_std": 0.0}
+        for keep, rate, kept in ((0.5, 50.0, 99.0), (0.1111, 88.9, 60.0))
+    ]
+    said = evidence.FINDINGS["scaling"](rows)
+    assert "39.0 points (scenes-qwen-s at 88.9 %)" in said and "a collapse, which" in said
+    assert evidence.FINDINGS["scaling"]([]).startswith("No scorer was measured.")
