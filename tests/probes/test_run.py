@@ -96,6 +96,11 @@ def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:
         assert torch.equal(value, loaded.model.state_dict()[name])
     other = Bench(backbone="deit-tiny", settings=bench.settings, weights=str(tmp_path))
     assert other.recipe == bench.recipe
+    assert "seeing all patches all the time" in bench.recipe
+    hidden = Bench(backbone="deit-tiny", settings=bench.settings.changed(hide=0.5), weights=str(tmp_path))
+    assert "seeing half of the patches for 0.5 of the time" in hidden.recipe
+    with pytest.raises(ValueError, match="was trained with --hide 0; give that here too"):
+        _ = hidden.classifier
 
 
 def test_weights_that_know_more_classes_are_cut_down_to_those_of_the_pictures(bench: Bench, tmp_path: Path) -> None:

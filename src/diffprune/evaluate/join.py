@@ -128,7 +128,7 @@ def join_files(
 
 
 def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet], methods: Collection[str]) -> list[str]:
-    """Which of the methods were measured at another commit or on another kind of device than those of the first part."""
+    """Which of the methods were measured at another commit or on another kind of device than the first part."""
     found: dict[tuple[str, str], list[str]] = {}
     for part, sheet in zip(parts, sheets, strict=True):
         if (part.commit, part.device) != (parts[0].commit, parts[0].device):

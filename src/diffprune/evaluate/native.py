@@ -300,7 +300,7 @@ def answer(
     """The model's answer to every prompt with `keep` tokens of its picture, or with no picture at all.
 
     With `throttle` the tokens are weakened as in training instead of dropped. `batches` are the gallery's prompts as
-    `prompt_batches` gives them, for who asks them many times.
+    `gallery_batches` gives them, for who asks them many times.
     """
     backbone = vlm.backbone
     if blind:

@@ -79,12 +79,11 @@ class Settings:
 
     @property
     def recipe(self) -> str:
-        """Everything that changes a number, in one sentence."""
+        """What of it changes a number, in one sentence; the classifier's part is `Bench.recipe`'s."""
         return (
             f"size {self.name}; tokens dropped after block {self.cut}; scorers trained for {self.steps} steps of "
             f"{self.batch} pictures with budgets drawn from {self.train_keep[0]} to {self.train_keep[1]}, "
             f"temperature {TAU.start} to {TAU.end}, {self.noise} noise"
-            + (f"; classifiers saw half of the patches for {self.hide:g} of their training" if self.hide else "")
         )
 
 
@@ -162,9 +161,11 @@ class Bench:
         else:
             pictures = f"{len(self.photos):,} held-out pictures of {Path(self.data).name}"
         is_own = self.weights is None or (Path(self.weights) / RECORD).is_file()
-        weights = (
-            "classifiers trained from scratch on such pictures" if is_own else f"weights {Path(str(self.weights)).name}"
-        )
+        hide = self.settings.hide
+        shown = f"half of the patches for {hide:g} of the time" if hide else "all patches all the time"
+        weights = f"classifiers trained from scratch on such pictures, seeing {shown}"
+        if not is_own:
+            weights = f"weights {Path(str(self.weights)).name}"
         return f"{self.settings.recipe}; {weights}; {pictures}"
 
     # --- pictures -----------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ class Bench:
 
     def _get_classifier(self) -> Classifier:
         if self.weights is not None:
-            return load_deit(self.weights, self.photos.names, self.device)
+            return self._load_classifier(self.weights)
         settings = self.settings
         classifier = train_deit(
             self.backbone,
@@ -228,6 +229,13 @@ class Bench:
         )
         if self.save_weights is not None:
             save_deit(classifier, Path(self.save_weights))
+        return classifier
+
+    def _load_classifier(self, weights: str) -> Classifier:
+        classifier = load_deit(weights, self.photos.names, self.device)
+        hidden = None if classifier.training is None else classifier.training.hide
+        if hidden is not None and hidden != self.settings.hide:
+            raise ValueError(f"the classifier in {weights} was trained with --hide {hidden:g}; give that here too")
         return classifier
 
     def cut_open(self, cut: int | None = None) -> DeiT:

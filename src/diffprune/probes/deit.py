@@ -51,6 +51,7 @@ class Training:
         epochs: Passes over the pictures.
         top1: Percent right on pictures it was not trained on.
         curve: Step, training loss (of mixed pictures) and top-1 at some moments.
+        hide: Share of the training that saw half of the patches; None where that was not written down.
     """
 
     trained_at: str
@@ -63,6 +64,7 @@ class Training:
     parameters: int
     num_visual: int
     curve: dict[str, list[float]]
+    hide: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +203,7 @@ def train_deit(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_visual=num_patches,
         curve=curve,
+        hide=hide,
     )
     return Classifier(model=model, training=training)
 

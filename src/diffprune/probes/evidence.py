@@ -164,9 +164,10 @@ def _relevance(rows: Sequence[Row]) -> str:
             best = min(others, key=lambda row: row["lead"])
             centre = next(row for row in others if row["method"] == "centre")
             ahead = sum(row["lead_ci95"][0] > 0 for row in others)
+            side = "ahead of" if centre["lead"] > 0 else "behind"
             sentences.append(
                 f"{label(backbone)} at {100 * keep:g} %: ahead of {ahead} of {len(others)} methods without training "
-                f"with its whole interval, of the centre square by {centre['lead']:+.1f} points."
+                f"with its whole interval, and {abs(centre['lead']):.1f} points {side} the centre square."
             )
             table += [ours, centre] if best is centre else [ours, centre, best]
     columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95"]

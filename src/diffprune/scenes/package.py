@@ -35,10 +35,10 @@ def write_state(state: dict[str, Tensor], folder: Path) -> None:
     files = split_torch_state_dict_into_shards(
         state, max_shard_size=reference.SHARD_BYTES, filename_pattern=WEIGHTS_PATTERN
     ).filename_to_tensors
-    for file, names in files.items():
-        part = folder / f"{file}.part"  # whoever is killed while writing leaves the last whole file behind
-        save_file({name: state[name] for name in names}, part)
-        part.replace(folder / file)
+    for file, names in files.items():  # whoever is killed while writing leaves the last whole save behind
+        save_file({name: state[name] for name in names}, folder / f"{file}.part")
+    for file in files:
+        (folder / f"{file}.part").replace(folder / file)
     for path in weight_files(folder):
         if path.name not in files:  # of an earlier save into another number of files
             path.unlink()
