@@ -76,7 +76,7 @@ def walk(
     return settle(decide, mask)
 
 
-_UNSEEN_ROUNDS = 32  # where nobody may look; seeded walks of real size took 14 at most
+_UNSEEN_ROUNDS = 32  # where nobody may look; seeded walks of real size took 10 (PruneSID) and 14 (AgilePruner) at most
 
 
 def may_wait(device: torch.device) -> bool:
