@@ -28,7 +28,7 @@ work=${WORK:-out/scaling}
 export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1}
-: "${SIZES:=s m l}" "${OPTIONS:=}"
+: "${SIZES:=s m l}" "${OPTIONS:=}" "${MPS:=1}"
 declare -A tower_batch=([s]=192 [m]=128 [l]=96) language_batch=([s]=192 [m]=160 [l]=128) workers=([s]=5 [m]=5 [l]=5)
 tiny=()
 if [ "${SIZE:-full}" = tiny ]; then
@@ -39,21 +39,10 @@ fi
 
 running=()
 finish() { [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null; }
-trap 'finish; collect; stop_sharing; exit 143' TERM INT
+trap 'finish; collect; exit 143' TERM INT
 
-share_gpu() {
-    [ "${MPS:-1}" = 1 ] && [ "${SIZE:-full}" != tiny ] && command -v nvidia-cuda-mps-control >/dev/null || return 0
-    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
-    if nvidia-cuda-mps-control -d && timeout 40 "$python" -c 'import torch; torch.ones(2, device="cuda").sum().item()'; then
-        echo "processes share the GPU"
-    else
-        stop_sharing
-        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-    fi
-}
-stop_sharing() { # the daemon would stay
-    [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
-}
+# shellcheck source=runs/side_by_side.sh
+. runs/side_by_side.sh
 
 # --- training -------------------------------------------------------------------------------------------------------
 
@@ -111,7 +100,6 @@ train() {
     for process in "${running[@]}"; do wait "$process" || failed=1; done
     running=()
     collect
-    stop_sharing
     for size in $SIZES; do
         echo "== $size"
         grep -E "^(step|check=(full|objects|background)|deviation|Traceback|[A-Za-z.]*Error)" "$work/logs/$size.log" |
@@ -161,7 +149,6 @@ probe() {
     wait "${running[0]}"
     running=()
     tar -czf "$out/parts.tgz" -C "$work" --exclude='*.safetensors' parts logs
-    stop_sharing
     sort -k2 -n -r "$work/times.txt" 2>/dev/null | head -n 3
     ls -l "$out"
     [ -f "$out/scaling.json" ]

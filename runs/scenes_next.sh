@@ -50,40 +50,9 @@ tune() {
         "${base[@]}" "${tuning[@]}" ${OPTIONS:-}
 }
 
-# --- processes side by side -----------------------------------------------------------------------------------------
-
-left() { echo $((SECONDS_LEFT - SECONDS)); }
-
-job() { # log's name, limit in seconds, command
-    local name=$1 limit=$2 start=$SECONDS code
-    shift 2
-    timeout --foreground -k 10 "$limit" "$@" >"$work/logs/$name.log" 2>&1
-    code=$?
-    printf '%s\tcode %s\t%s s\n' "$name" "$code" $((SECONDS - start)) >>"$work/status.txt"
-    [ "$code" = 0 ] || printf '%s failed (%s): %s\n' "$name" "$code" "$(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
-    return 0
-}
-
-pool() { # how many at a time, file with one job a line, seconds to leave to what comes after
-    local room=$(($(left) - $3))
-    [ "$room" -gt 5 ] || { echo "no time left"; return 0; }
-    timeout -k 10 "$room" xargs -a "$2" -P "$1" -L 1 bash -c 'SECONDS=0; job "$@"' _ &
-    running=$!
-    wait "$running"
-    running=
-}
-
-share_gpu() {
-    [ "${MPS:-0}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null || return 0
-    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
-    if nvidia-cuda-mps-control -d && timeout 40 "$python" -c 'import torch; torch.ones(2, device="cuda").sum().item()'; then
-        trap 'echo quit | nvidia-cuda-mps-control >/dev/null 2>&1' EXIT # the daemon would stay
-        echo "processes share the GPU"
-    else
-        echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
-        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-    fi
-}
+# shellcheck source=runs/side_by_side.sh
+. runs/side_by_side.sh
+trap 'stop_pool; exit 143' TERM INT
 
 # --- scorers and answers --------------------------------------------------------------------------------------------
 
@@ -131,10 +100,7 @@ table() {
 }
 
 study() {
-    weights=$1 out=$2 commit=$3 work=${WORK:-out/next-study} running=
-    export -f job
-    export work
-    trap '[ -z "$running" ] || kill "$running"; exit 143' TERM INT
+    weights=$1 out=$2 commit=$3 work=${WORK:-out/next-study}
     mkdir -p "$work"/{train,logs,eval,jobs} "$out"
     "$python" -m diffprune.scenes.next package --init "$weights" --out "$work/model" "${base[@]}" \
         >"$work/logs/package.log" 2>&1 || { tail -n 1 "$work/logs/package.log" >&2; exit 1; }

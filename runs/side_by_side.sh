@@ -1,0 +1,41 @@
+# Sourced by scripts that run many processes side by side. They set `python`, `work` (for logs/ and status.txt) and
+# SECONDS_LEFT; MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
+# Processes that share a GPU share its faults: one that is killed in the middle of a kernel can take the others with it.
+
+left() { echo $((SECONDS_LEFT - SECONDS)); }
+
+job() { # log's name, limit in seconds, command
+    local name=$1 limit=$2 start=$SECONDS code
+    shift 2
+    timeout --foreground -k 10 "$limit" "$@" >"$work/logs/$name.log" 2>&1
+    code=$?
+    printf '%s\tcode %s\t%s s\n' "$name" "$code" $((SECONDS - start)) >>"$work/status.txt"
+    [ "$code" = 0 ] || printf '%s failed (%s): %s\n' "$name" "$code" "$(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
+    return 0
+}
+export -f job
+
+pool() { # how many at a time, file with one job a line, seconds to leave to what comes after
+    local room=$(($(left) - $3))
+    [ "$room" -gt 5 ] || { echo "no time left"; return 0; }
+    export work
+    timeout -k 10 "$room" xargs -a "$2" -P "$1" -L 1 bash -c 'SECONDS=0; job "$@"' _ &
+    pool_running=$!
+    wait "$pool_running"
+    pool_running=
+}
+pool_running=
+stop_pool() { [ -z "$pool_running" ] || kill "$pool_running"; }
+
+share_gpu() {
+    [ "${MPS:-0}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null || return 0
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    if nvidia-cuda-mps-control -d && timeout 40 "$python" -c 'import torch; torch.ones(2, device="cuda").sum().item()'; then
+        trap stop_sharing EXIT # the daemon would stay
+        echo "processes share the GPU"
+    else
+        stop_sharing
+        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    fi
+}
+stop_sharing() { echo quit | nvidia-cuda-mps-control >/dev/null 2>&1; }
