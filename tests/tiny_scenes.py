@@ -40,10 +40,8 @@ def pruned(method: Any = "full", keep: int | float = 1.0, **options: Any) -> Pru
     return PrunedVLM(*build(), method=method, keep=keep, **options)
 
 
-def always_says(word: str) -> tuple[Any, Any]:
-    """A model that looks at nothing: after any prompt it says the word, then ends."""
-    tokenizer = reference.build_tokenizer()
-    model = reference.build_model(SPEC, tokenizer).eval()
+def say_always_(model: Any, tokenizer: Any, word: str) -> None:
+    """Makes a model look at nothing: after any prompt it says the word, then ends."""
     (said,) = tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
     language = model.model.language_model
     with torch.no_grad():
@@ -55,4 +53,11 @@ def always_says(word: str) -> tuple[Any, Any]:
         model.lm_head.weight.zero_()
         model.lm_head.weight[said] = 1.0  # after anything but the word
         model.lm_head.weight[tokenizer.eos_token_id] = -1.0  # after the word
+
+
+def always_says(word: str) -> tuple[Any, Any]:
+    """A model that looks at nothing: after any prompt it says the word, then ends."""
+    tokenizer = reference.build_tokenizer()
+    model = reference.build_model(SPEC, tokenizer).eval()
+    say_always_(model, tokenizer, word)
     return model, build()[1]

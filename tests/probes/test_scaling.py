@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from diffprune.cli import main as cli
 from diffprune.config import differences, load_config
@@ -13,6 +12,7 @@ from diffprune.probes import evidence, scaling
 from diffprune.results import read_results
 from diffprune.scenes import qwen
 from diffprune.scenes.qwen.reference import save_model
+from tests.tiny_scenes import say_always_
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,17 +35,7 @@ def yes_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("weights") / "scenes-qwen-s"
     tokenizer = qwen.build_tokenizer()
     model = qwen.build_model(scaling.TINY_SPEC, tokenizer)
-    (said,) = tokenizer(" yes", add_special_tokens=False)["input_ids"]
-    language = model.model.language_model
-    with torch.no_grad():
-        for layer in language.layers:  # nothing is added, so a position's last state is its own embedding
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        language.embed_tokens.weight.fill_(1.0)
-        language.embed_tokens.weight[said] = -1.0
-        model.lm_head.weight.zero_()
-        model.lm_head.weight[said] = 1.0
-        model.lm_head.weight[tokenizer.eos_token_id] = -1.0
+    say_always_(model, tokenizer, "yes")
     save_model("scenes-qwen-s", model, folder, card="Says yes.\n")
     return folder.parent
 

@@ -15,6 +15,7 @@ hub's layout, for `diffprune train` and `diffprune eval`; its `scenes.json` says
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,25 +226,16 @@ def answer_loss(
         side: Tokens along one side of a tile.
         parts: The parts of a decoder layer, as they are or compiled.
     """
-    language, start = model.model.language_model, len(start_ids)
-    layout = turns.turn_layout(batch["ids"], batch["lengths"], batch["answers"])
-    kept = features.gather(1, keep[:, :, None].expand(-1, -1, features.shape[-1]))
-    visual = model.model.multi_modal_projector(kept)
-    states, slots, real = place_prefix(visual, keep, model.model.image_newline, side=side)
-    embedded = language.embed_tokens(torch.cat((start_ids.expand(len(keep), -1), batch["ids"]), dim=1)).to(states.dtype)
-    steps = torch.arange(start, device=keep.device).expand(len(keep), -1)
-    placeholders = features.shape[1] + TILES * side
-    heard = turns.shared_prefix_states(
-        language,
-        torch.cat((embedded[:, :start], states), dim=1),
-        torch.cat((steps, slots + start), dim=1),
-        embedded[:, start:],
-        layout.offset + start + placeholders,
-        layout.turn,
-        real=torch.cat((torch.ones_like(steps, dtype=torch.bool), real), dim=1),
+    return passes.answer_loss(
+        model,
+        features,
+        keep,
+        batch,
+        start_ids,
+        place=partial(place_prefix, newline=model.model.image_newline, side=side),
+        placeholders=features.shape[1] + TILES * side,
         parts=parts,
     )
-    return *passes.turns_loss(model.lm_head(heard).float(), layout), layout
 
 
 # Training ------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,20 @@
 """Forward passes of the reference models in training, over the stock modules: the tower's states, the answers' loss."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import CLIPVisionModel, LlavaForConditionalGeneration
+from transformers import CLIPVisionModel, LlavaForConditionalGeneration, LlavaNextForConditionalGeneration
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
 from diffprune.scenes import prefixes, turns
 from diffprune.scenes.feed import Batch
+
+# Kept tokens and which they are, to all states of the picture, their places in the prompt, and which are no padding.
+Place = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 # The mean and deviation of the stock CLIP image processor.
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -100,12 +104,14 @@ def cls_attention(tower: CLIPVisionModel, pixels: UInt8[Tensor, "B 3 H W"]) -> F
 
 
 def answer_loss(
-    model: LlavaForConditionalGeneration,
+    model: LlavaForConditionalGeneration | LlavaNextForConditionalGeneration,
     features: Float[Tensor, "B N D"],
     keep: Int[Tensor, "B K"],
     batch: Batch,
     start_ids: Int[Tensor, " S"],
     *,
+    place: Place | None = None,
+    placeholders: int | None = None,
     parts: turns.LayerParts = turns.PLAIN,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, "B T"], turns.TurnLayout]:
     """(loss, guesses, layout): the weighted loss of the answers given the kept tokens, and the likeliest tokens.
@@ -115,22 +121,26 @@ def answer_loss(
         keep: The tokens that stay, at their original positions.
         batch: The packed turns.
         start_ids: Token ids in front of the picture.
+        place: Puts the kept tokens, in the language model's space, among what else stands for the picture.
+        placeholders: Positions the whole picture takes; as many as it has tokens where left out.
         parts: The parts of a decoder layer, as they are or compiled.
     """
-    language = model.model.language_model
+    language, start = model.model.language_model, len(start_ids)
     layout = turns.turn_layout(batch["ids"], batch["lengths"], batch["answers"])
     kept = features.gather(1, keep[:, :, None].expand(-1, -1, features.shape[-1]))
-    visual = model.model.multi_modal_projector(kept)
+    visual, slots, real = model.model.multi_modal_projector(kept), keep, None
+    if place is not None:
+        visual, slots, real = place(visual, keep)
     embedded = language.embed_tokens(torch.cat((start_ids.expand(len(keep), -1), batch["ids"]), dim=1)).to(visual.dtype)
-    start = len(start_ids)
     steps = torch.arange(start, device=keep.device).expand(len(keep), -1)
     states = turns.shared_prefix_states(
         language,
         torch.cat((embedded[:, :start], visual), dim=1),
-        torch.cat((steps, keep + start), dim=1),
+        torch.cat((steps, slots + start), dim=1),
         embedded[:, start:],
-        layout.offset + start + features.shape[1],
+        layout.offset + start + (features.shape[1] if placeholders is None else placeholders),
         layout.turn,
+        real=None if real is None else torch.cat((torch.ones_like(steps, dtype=torch.bool), real), dim=1),
         parts=parts,
     )
     return *turns_loss(model.lm_head(states).float(), layout), layout
