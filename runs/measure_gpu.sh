@@ -3,11 +3,11 @@
 #
 #   runs/measure_gpu.sh OUT COMMIT [part ...]
 #
-#   runs/measure_gpu.sh out/results abc1234                     all parts, about twelve minutes on an H200
+#   runs/measure_gpu.sh out/results abc1234                     all parts, about fourteen minutes on an H200
 #   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
-# Parts: ttft batch kernels qwen throughput selection training backbones render tests. Each has its own time and writes as it
+# Parts: ttft batch kernels qwen throughput same selection training backbones render tests. Each has its own time and writes as it
 # goes; what fails does not stop the rest. OUT gets the files for results/.
 set -uo pipefail
 
@@ -44,13 +44,15 @@ run_part() {
     # shellcheck disable=SC2086
     kernels) profile 45 $llava --methods diffprune --text 40 --batch 1 --paths fast --no-decode --kernels 14 --out "$out/ttft_kernels.json" ;;
     qwen)
-        profile 60 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --text 40,100 \
+        profile 125 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --text 40,100 \
             --batch 1 --out "$out/ttft_qwen.json"
         ;;
     throughput)
         # shellcheck disable=SC2086
-        profile 65 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,8,32,64 --out "$out/throughput.json"
+        profile 110 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,8,32,64 --out "$out/throughput.json"
         ;;
+    # The greedy tokens of both paths on 50 prompts of the scenes model.
+    same) timeout 120 "$python" -m diffprune.fast.check --device "${DEVICE:-cuda}" --models scenes --limit 90 | grep -a scenes | cut -c1-160 ;;
     selection)
         timeout 95 "$python" -m diffprune.measure.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
             --commit "$commit" --out "$out/selection_time.json" | tail -n 1
@@ -66,7 +68,7 @@ run_part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- render ttft batch kernels training selection qwen throughput tests backbones
+[ $# -gt 0 ] || set -- render ttft batch kernels training selection qwen throughput same tests backbones
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"

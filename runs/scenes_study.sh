@@ -116,6 +116,14 @@ trained() { # label, name of the trainings: one LABEL=FOLDER for each that ended
     (IFS=,; echo "${found[*]}")
 }
 
+of_ours() { # names: those of them that SCORERS has, as `trained` gives them, with commas between
+    local name found=()
+    for name in "$@"; do
+        case " $SCORERS " in *" $name "*) found+=("$(trained "$name" "$name")") ;; esac
+    done
+    (IFS=,; echo "${found[*]}" | sed 's/,,*/,/g; s/^,//; s/,$//')
+}
+
 evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner is empty
     local name=$1
     shift
@@ -127,29 +135,33 @@ evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner 
 asked() { echo --questions "$QUESTIONS" --keep "$KEEP"; }
 
 main_evaluations() {
-    local name found=() keep seed throttled
+    local name found=() learned=() folder place keep seed
     # The longest first.
     evaluate any --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune diffprune)" \
         --methods random --seeds 0
-    for name in ${SCORERS/dedicated/}; do
-        for seed in $SEEDS; do
-            throttled=
-            case $name in diffprune | diffprune-paper) throttled=--throttled ;; esac
+    # Throttled answers take the whole prefix, three times; the others of a seed share one run of the full model.
+    for seed in $SEEDS; do
+        for name in diffprune diffprune-paper; do
             # shellcheck disable=SC2046
-            evaluate "$name@$seed" $(asked) --pruner "$(SEEDS=$seed trained "$name" "$name")" $throttled
+            evaluate "$name@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours "$name")" --throttled
         done
+        # shellcheck disable=SC2046
+        evaluate "others@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours gumbel_ste diffprune-scale diffprune-global)"
     done
     for keep in ${DEDICATED_KEEP//,/ }; do
         found+=("$(trained "diffprune-dedicated@$keep" "diffprune-k$keep")")
     done
     # shellcheck disable=SC2046
     evaluate dedicated $(asked) --pruner "$(IFS=,; echo "${found[*]}" | sed 's/,,*/,/g; s/^,//; s/,$//')"
+    # The learned ones and those without training, a few to a process.
     for name in $LEARNED; do
-        seed=$work/train/$name-$seed1
-        # shellcheck disable=SC2046
-        [ -f "$seed/model.safetensors" ] && evaluate "$name" $(asked) --pruner "$seed"
+        folder=$work/train/$name-$seed1
+        [ ! -f "$folder/model.safetensors" ] || learned+=("$folder")
     done
-    # Methods without training, a few to a process.
+    for ((place = 0; place < ${#learned[@]}; place += GROUP)); do
+        # shellcheck disable=SC2046
+        evaluate "learned-$((place / GROUP))" $(asked) --pruner "$(IFS=,; echo "${learned[*]:place:GROUP}")"
+    done
     "$python" - "$GROUP" "${FREE:-}" <<'PYTHON' |
 import sys
 from diffprune.registry import METHODS
@@ -215,19 +227,19 @@ join() { # name, options; files of evaluations that are not there are passed ove
     shift
     [ ${#files[@]} -gt 0 ] || return 0
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
-        --command "runs/scenes_study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" "$@"
+        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }runs/scenes_study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
     [ ! -f "$work/results/$name.json" ] || cp "$work/results/$name.json" "$out/"
 }
 
 tables() {
-    local others=()
-    for name in $LEARNED; do others+=("$name"); done
-    join scenes_main 'diffprune@*' 'diffprune-paper@*' 'gumbel_ste@*' 'free-*' "${others[@]}" -- --versus diffprune \
-        --methods 'diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*'
-    join scenes_methods 'diffprune@*' 'gumbel_ste@*' 'free-*' "${others[@]}" -- --versus diffprune --methods 'random,*' \
-        --without diffprune-throttled
-    join scenes_ablation 'diffprune@*' 'diffprune-scale@*' 'diffprune-global@*' 'gumbel_ste@*' -- --versus diffprune \
+    join scenes_main 'diffprune@*' 'diffprune-paper@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune \
+        --methods 'diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*' \
+        --without diffprune-scale,diffprune-global
+    join scenes_methods 'diffprune@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune --methods 'random,*' \
+        --without diffprune-throttled,diffprune-scale,diffprune-global
+    join scenes_random 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
+    join scenes_ablation 'diffprune@*' 'others@*' -- --versus diffprune \
         --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
     join scenes_any_budget 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
     join scenes_knobs knobs -- --methods 'random,first,*'

@@ -468,21 +468,31 @@ def check_scenes(log: Log, *, tiny: bool, device: str) -> None:
     if loaded is None:
         return
     model, processor = loaded[0].to(device), loaded[1]
+    num_prompts = 10 if tiny else 50
     for method, keep in (("full", 1.0), ("cls_attention", 64), ("divprune", 64), ("pyramiddrop", 64)):
         log.part(
             f"scenes_{method}",
             lambda method=method, keep=keep: same_answers(
-                PrunedVLM(model, processor, method=method, keep=keep), num_prompts=8 if tiny else 50
+                PrunedVLM(model, processor, method=method, keep=keep), num_prompts
+            ),
+        )
+    if not tiny:  # its scorer comes with the package
+        log.part(
+            "scenes_diffprune",
+            lambda: same_answers(
+                PrunedVLM.from_pretrained("scenes-llava-diffprune", base=model, processor=processor, keep=64),
+                num_prompts,
             ),
         )
 
 
 def same_answers(vlm: PrunedVLM, num_prompts: int) -> dict[str, Any]:
-    """How many prompts get the same greedy tokens from both paths, and the median wall time of each."""
+    """How many prompts of all tasks get the same greedy tokens from both paths, and the median wall time of each."""
     from diffprune.scenes import pack, render
-    from diffprune.scenes.tasks import build_task
+    from diffprune.scenes.tasks import TASKS, build_task
 
-    questions = build_task("gqa", "test", num_prompts).questions
+    share = num_prompts // len(TASKS)
+    questions = [question for task in TASKS for question in build_task(task, "test", share).questions[:share]]
     pixels = render(pack([question.scene for question in questions]))
     assert isinstance(pixels, torch.Tensor)
     pictures = [Image.fromarray(row.permute(1, 2, 0).numpy()) for row in pixels]
