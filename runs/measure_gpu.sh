@@ -63,7 +63,7 @@ run_part() {
         ;;
     backbones) timeout 200 "$python" -m diffprune.measure.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
     render) timeout 40 "$python" -m diffprune.measure.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
-    tests) timeout 120 "$python" -m pytest -o addopts= -p no:cacheprovider -q -m gpu tests 2>&1 | tail -n 12 ;;
+    tests) timeout 120 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q -m gpu tests 2>&1 | tail -n 12 ;;
     *) echo "there is no part $1" >&2; return 2 ;;
     esac
 }

@@ -67,7 +67,7 @@ def command(
     noise: Annotated[str | None, typer.Option(help="What replaces a token: matched or unit.")] = None,
     hide: Annotated[
         float | None,
-        typer.Option(help="Share of a classifier's training that sees half of the patches; none where left out."),
+        typer.Option(help="Share of a classifier's training that sees a quarter of the patches; none where left out."),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Time for all; what is not done then is done next time.")

@@ -42,7 +42,7 @@ class Settings:
         line: Points along one direction of the scorer's weights; `slice` along each of two.
         draws: Samples of the straight-through gradient.
         shape: Of the classifier; `epochs` and `train_batch` are of its training, and `hide` the share of it that sees
-            a random half of the patches.
+            a random quarter of the patches.
         noise: What takes a token's place, "matched" or "unit".
     """
 
@@ -162,7 +162,7 @@ class Bench:
             pictures = f"{len(self.photos):,} held-out pictures of {Path(self.data).name}"
         is_own = self.weights is None or (Path(self.weights) / RECORD).is_file()
         hide = self.settings.hide
-        shown = f"half of the patches for {hide:g} of the time" if hide else "all patches all the time"
+        shown = f"a quarter of the patches for {hide:g} of the time" if hide else "all patches all the time"
         weights = f"classifiers trained from scratch on such pictures, seeing {shown}"
         if not is_own:
             weights = f"weights {Path(str(self.weights)).name}"

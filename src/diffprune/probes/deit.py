@@ -1,8 +1,8 @@
 """The classifiers the probes run on: DeiT-Tiny, -Small and -Base, trained from scratch on small photographs, or given.
 
 Trained here they are small-data models: 64-pixel pictures, patches of 4, so 256 tokens, and minutes of training. During
-the first part of it each picture shows a random half of its patches (PatchDropout), which halves the cost and makes the
-models used to missing tokens; the last part sees them all.
+the first part of it, where asked for, each picture shows a random quarter of its patches (PatchDropout), which costs a
+quarter and makes the models used to missing tokens; the last part sees them all.
 """
 
 import json
@@ -28,6 +28,7 @@ from diffprune.train.loop import train
 
 WIDTHS = {"deit-tiny": 192, "deit-small": 384, "deit-base": 768}
 RATES = {"deit-tiny": 1e-3, "deit-small": 7e-4, "deit-base": 4e-4}
+HIDDEN = 4  # of so many patches one is shown while the others are hidden
 RECORD = "training.json"  # beside saved weights: how they were trained
 
 
@@ -51,7 +52,7 @@ class Training:
         epochs: Passes over the pictures.
         top1: Percent right on pictures it was not trained on.
         curve: Step, training loss (of mixed pictures) and top-1 at some moments.
-        hide: Share of the training that saw half of the patches; None where that was not written down.
+        hide: Share of the training that saw a quarter of the patches; None where that was not written down.
     """
 
     trained_at: str
@@ -127,7 +128,7 @@ def train_deit(
     Args:
         held_out: Pictures for the curve and the final accuracy.
         seconds: The learning rate follows the share of it that has passed; None trains all epochs.
-        hide: Share of the training that sees a random half of the patches: cheaper, and used to missing tokens.
+        hide: Share of the training that sees a random quarter of the patches: cheaper, and used to missing tokens.
         say: Told the accuracy at every tenth of the run.
     """
     device = photos.pixels.device
@@ -159,7 +160,7 @@ def train_deit(
         keep = None
         if passed(step) < hide:
             order = torch.rand(batch, num_patches, generator=generator, device=device).argsort(-1)
-            keep = order[:, : num_patches // 2]
+            keep = order[:, : num_patches // HIDDEN]
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             logits = run(x, keep)
         return F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
