@@ -29,13 +29,13 @@ if [ "${SIZE:-full}" = tiny ]; then
     : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${QUESTIONS:=4}" "${KNOB_QUESTIONS:=2}"
     : "${LEARNED:=visionselector oc_vtp}" "${KNOBS:=matched method.noise=matched}"
     : "${KEEP:=32,16,8}" "${RANGE:=[4,40]}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
-    : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=32,16}"
+    : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
     config=configs/scenes_llava/diffprune_any.yaml model=scenes-llava device=${DEVICE:-}
-    : "${STEPS:=300}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456}" "${QUESTIONS:=500}"
+    : "${STEPS:=400}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456}" "${QUESTIONS:=500}"
     : "${KNOB_QUESTIONS:=100}" "${KEEP:=128,64,32}" "${RANGE:=[8,160]}" "${OTHER_KEEP:=256,192,96,48,24,16,8}"
     : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
-    : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=128,64}"
+    : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
 : "${LEARNED:=visionselector oc_vtp dynamicvit dynamic_llava atp_llava p_mod glimpse_prune}" "${PRECISION:=float32}"
 : "${SCORERS:=diffprune dedicated gumbel_ste diffprune-paper diffprune-scale diffprune-global}"
