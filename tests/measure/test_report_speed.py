@@ -99,3 +99,25 @@ def test_a_readme_block_can_be_short():
 
 def test_speed_rows_without_a_model_still_make_a_table():
     assert "batch 2:" in render_tables([{"path": "eager", "batch": 2, "ttft_ms": 1.0}])
+
+
+def test_a_short_table_of_quality_goes_from_the_best_at_the_smallest_budget_below_the_first_method():
+    rows = [
+        {"method": method, "keep": keep, "retention": left}
+        for method, lefts in (("random", (90.0, 50.0)), ("worse", (99.0, 60.0)), ("better", (98.0, 70.0)))
+        for keep, left in zip((64, 32), lefts, strict=True)
+    ]
+    results = Results(
+        name="kept",
+        command="",
+        commit="c",
+        date="2026-01-01",
+        device="card",
+        versions={},
+        seeds=[],
+        rows=[{"method": "full", "keep": 1.0, "retention": 100.0}, *rows],
+        notes="",
+    )
+    page = refresh_tables("<!-- results: kept, short -->\n<!-- end of results -->", {"kept": results})
+    told = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")][2:]
+    assert told == ["random", "better", "worse"]

@@ -254,9 +254,17 @@ def render_tables(rows: Sequence[Row]) -> str:
 
 
 def render_short(results: Results) -> str:
-    """One small table: what is left of the quality, or times to the first token (of the first model and shape)."""
+    """One small table: what is left of the quality, or times to the first token (of the first model and shape).
+
+    Of the quality the first method stays on top, as the one to compare with; the others follow from the best at the
+    smallest budget to the worst.
+    """
     summary = [row for row in results.rows if "retention" in row and row["method"] != "full"]
     if summary:
+        fewest = min(row["keep"] for row in summary)
+        left = {row["method"]: row["retention"] for row in summary if row["keep"] == fewest}
+        first = summary[0]["method"]
+        summary.sort(key=lambda row: (row["method"] != first, -left.get(row["method"], 0.0)))
         table = _by_budget(summary, "retention", lambda row: f"{row['retention']:.1f}")
         return f"{results.notes} ({results.date[:10]}, commit `{results.commit[:12]}`):\n\n{table}"
     rows = [row for row in results.rows if "ttft_ms" in row]
