@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The study on the reference model: trains every scorer of the tables, answers the ten tasks with every method, and
-# writes scenes_main, scenes_ablation, scenes_any_budget, scenes_methods and scenes_knobs.
+# writes scenes_main, scenes_methods, scenes_random, scenes_ablation, scenes_any_budget and scenes_knobs.
 #
 #   runs/scenes_study.sh STAGE OUT COMMIT          STAGE: train | knobs | eval | join | pack | all
 #
-#   runs/scenes_study.sh all out/results abc1234               one GPU, 16 cores, under ten minutes
+#   runs/scenes_study.sh all out/results abc1234               one GPU, 16 cores, about twenty minutes
 #   SIZE=tiny runs/scenes_study.sh all out/tiny abc1234        the same way with scenes-nano on a CPU, in minutes
 #   STAGES="eval join pack" ... all                            the stages that `all` goes through
 #
@@ -12,7 +12,9 @@
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
-# SCORERS (of our own, and Gumbel-STE), LEARNED and FREE (methods with and without training), KNOBS, EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
+# SCORERS (of our own, and Gumbel-STE), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS,
+# EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
+# SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
 stage=$1 out=$2 commit=$3
@@ -37,7 +39,7 @@ else
     : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
-: "${LEARNED:=visionselector oc_vtp dynamicvit dynamic_llava atp_llava p_mod glimpse_prune}" "${PRECISION:=float32}"
+: "${LEARNED:=visionselector dynamic_llava oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked glimpse_prune}" "${PRECISION:=float32}"
 : "${SCORERS:=diffprune dedicated gumbel_ste diffprune-paper diffprune-scale diffprune-global}"
 : "${DEDICATED_KEEP:=$KEEP}"
 # Overrides of our own scorers: what the validation split chose (docs/log.md).
@@ -46,13 +48,16 @@ fi
 [ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
 # Knobs: a name, and what it changes of the first scorer; one seed, measured on the validation split.
 : "${KNOBS:=matched method.noise=matched
-standardised method.standardise=true
-matched-standardised method.noise=matched method.standardise=true
+as-they-come method.standardise=false
+matched-as-they-come method.noise=matched method.standardise=false
 sigmoid method.response=sigmoid
 bilinear method.scorer=bilinear
 block-on-kept method.kept_exact=false
 no-removal remove_below=0.0
 early-removal remove_below=0.01
+hardness hardness=0.1
+late-tau tau.end=0.02
+higher-range budget.range=[16,256]
 lr-1e-3 optim.lr=1e-3}"
 # Four kinds of task of the paper's ablations.
 four=gqa,mmbench,pope,mme
@@ -66,9 +71,10 @@ trap 'stop_pool; exit 143' TERM INT
 # --- what is trained ------------------------------------------------------------------------------------------------
 
 train() { # name, seed, overrides
-    local name=$1 seed=$2
+    local name=$1 seed=$2 own=${config%/*}/$1_any.yaml
     shift 2
-    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune train --json --config "$config" \
+    [ -f "$own" ] || own=$config # other methods have learning rates and temperatures of their own
+    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune train --json --config "$own" \
         --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
         "optim.precision=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 saving.tensorboard=false \
         "$@" ${EXTRA:-}
@@ -88,12 +94,12 @@ main_trainings() {
                 ;;
             diffprune-paper) train "$name" "$seed" "budget.range=$RANGE" recipe=paper ;;
             diffprune-*) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" $OURS ;;
-            *) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" ;;
+            *) train "$name" "$seed" "budget.range=$RANGE" ;;
             esac
         done
     done
     for name in $LEARNED; do
-        train "$name" "$seed1" "budget.range=$RANGE" "method.name=$name"
+        for seed in ${LEARNED_SEEDS:-$seed1}; do train "$name" "$seed" "budget.range=$RANGE"; done
     done
 }
 
@@ -135,7 +141,7 @@ evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner 
 asked() { echo --questions "$QUESTIONS" --keep "$KEEP"; }
 
 main_evaluations() {
-    local name found=() learned=() folder place keep seed
+    local name found=() learned=() found_seeds place keep seed
     # The longest first.
     evaluate any --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune diffprune)" \
         --methods random --seeds 0
@@ -155,8 +161,8 @@ main_evaluations() {
     evaluate dedicated $(asked) --pruner "$(IFS=,; echo "${found[*]}" | sed 's/,,*/,/g; s/^,//; s/,$//')"
     # The learned ones and those without training, a few to a process.
     for name in $LEARNED; do
-        folder=$work/train/$name-$seed1
-        [ ! -f "$folder/model.safetensors" ] || learned+=("$folder")
+        found_seeds=$(SEEDS=${LEARNED_SEEDS:-$seed1} trained "$name" "$name")
+        [ -z "$found_seeds" ] || learned+=("$found_seeds") # the seeds of one method stay together
     done
     for ((place = 0; place < ${#learned[@]}; place += GROUP)); do
         # shellcheck disable=SC2046

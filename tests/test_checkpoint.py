@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from diffprune import checkpoint
 from diffprune.checkpoint import exported_state, fingerprint, load_pruner, save_pruner
 
 CONFIG = {
@@ -188,6 +189,27 @@ def test_a_damaged_or_foreign_file_is_refused_by_name(saved, file, damage, messa
     with pytest.raises(ValueError, match=message) as error:
         load_pruner(saved)
     assert file in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("model.safetensors", cut_short),
+        ("model.safetensors", change_one_weight),
+        ("model.safetensors", os.unlink),
+        ("config.json", cut_short),
+        ("config.json", os.unlink),
+    ],
+)
+def test_a_damaged_pruner_of_the_package_is_restored_not_saved_again(saved, file, damage, monkeypatch):
+    damage(saved / file)
+    with pytest.raises(ValueError, match="save") as error:
+        load_pruner(saved)
+    assert "restore" not in str(error.value)
+    monkeypatch.setattr(checkpoint, "_ASSETS", saved.parent)
+    with pytest.raises(ValueError, match=f"restore it with `git checkout -- {saved / file}` or install") as error:
+        load_pruner(saved)
+    assert "again" in str(error.value) and "download" not in str(error.value)
 
 
 def weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

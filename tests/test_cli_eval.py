@@ -1,6 +1,7 @@
 """`diffprune eval` on a tiny model from a folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,16 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(run, tmp_path:
     monkeypatch.setattr("diffprune.loading.load_base", lambda name: pytest.fail("the work has started"))
     code, _, err = run("--out", str(tmp_path / "file" / "x.json"))
     assert code != 0 and "cannot write into" in err and err.count("\n") == 1
+    code, _, err = run("--out", str(tmp_path))
+    assert code != 0 and f"--out {tmp_path} is a folder; name a file" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_file_of_the_model_is_named(run, folder: Path, tmp_path: Path, file: str) -> None:
+    damaged = shutil.copytree(folder, tmp_path / "model") / file
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    code, _, err = run("--model", str(damaged.parent))
+    assert code != 0 and err.endswith(f"{damaged} is damaged: save or download the model again\n")
 
 
 # Several saved pruners ------------------------------------------------------------------------------------------------

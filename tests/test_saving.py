@@ -1,5 +1,6 @@
 """What a saved pruner says of itself: budgets, revision, measured rows; and who may read it."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
+from transformers import AutoModelForImageTextToText
 
 from diffprune import loading
 from diffprune.model import PrunedVLM
@@ -106,3 +108,39 @@ def test_a_reference_model_takes_a_type_by_name_and_refuses_what_it_cannot_follo
     assert model.dtype == torch.bfloat16
     with pytest.raises(ValueError, match="scenes-nano comes with the package"):
         loading.load_base("scenes-nano", revision="main")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("scenes-nona", r"'scenes-nona' is neither .* did you mean scenes-nano"),
+        ("llava-1.5-8b", "did you mean .*llava-1.5-7b"),
+        ("zebra", r"'zebra' .*give a folder that is there, a hub id \(owner/name\) or one of scenes-llava"),
+        ("/no/such/folder", "'/no/such/folder' .*give a folder that is there"),
+    ],
+)
+def test_a_name_that_can_be_no_model_is_refused_before_the_hub_is_asked(name, words, monkeypatch) -> None:
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(ValueError, match=words):
+        loading.load_base(name)
+
+
+def test_a_hub_id_that_cannot_be_reached_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^'owner/nothing' is neither .* that can be reached \(We couldn't connect"):
+        loading.load_base("owner/nothing")
+
+
+def test_a_full_disk_while_a_model_is_fetched_is_not_taken_for_the_hub(monkeypatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", full)
+    with pytest.raises(OSError, match="No space left"):
+        loading.load_base("owner/nothing")
+
+
+def test_a_tokenizer_that_is_json_and_no_tokenizer_is_found(tmp_path: Path) -> None:
+    base = runs.save_model(tmp_path / "base")
+    assert loading.damaged_file(base) is None
+    (base / "tokenizer.json").write_text("{}")
+    assert loading.damaged_file(base) == base / "tokenizer.json"

@@ -23,6 +23,8 @@ from torch import Tensor
 from diffprune.results import Row, library_versions, markdown_table
 
 FORMAT = 1
+_ASSETS = Path(__file__).resolve().parent / "assets"  # what comes with the package
+_AGAIN = "save or download the pruner again"
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 
 # What a config must hold; `format`, `versions` and `weights_digest` are filled in when saving.
@@ -176,6 +178,13 @@ def _move_all(names: Sequence[str], source: Path, target: Path) -> None:
         raise
 
 
+def way_back(path: Path, otherwise: str) -> str:
+    """How to get a missing or damaged file back: one of the package from where that came from, any other as given."""
+    if path.resolve().is_relative_to(_ASSETS):
+        return f"it comes with the package, restore it with `git checkout -- {path}` or install diffprune again"
+    return otherwise
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -187,23 +196,24 @@ def load_pruner(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     config = _read_config(folder / CONFIG_FILE)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
-        raise ValueError(f"{weights} is missing: save or download the pruner again")
+        raise ValueError(f"{weights} is missing: {way_back(weights, _AGAIN)}")
     try:
         state = safetensors.torch.load_file(weights)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{weights} is damaged or no safetensors file: save or download the pruner again") from error
+        raise ValueError(f"{weights} is damaged or no safetensors file: {way_back(weights, _AGAIN)}") from error
     if _digest(weights) != config["weights_digest"]:
-        raise ValueError(f"{weights} does not belong to the {CONFIG_FILE} beside it: save or download the pruner again")
+        raise ValueError(f"{weights} does not belong to the {CONFIG_FILE} beside it: {way_back(weights, _AGAIN)}")
     return config, state
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"{path} is missing: give a folder written by save_pretrained or by `diffprune train`")
+        written = "give a folder written by save_pretrained or by `diffprune train`"
+        raise ValueError(f"{path} is missing: {way_back(path, written)}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: save or download the pruner again") from error
+        raise ValueError(f"{path} is damaged: {way_back(path, _AGAIN)}") from error
     if not isinstance(config, dict) or "format" not in config or "method" not in config:
         raise ValueError(f"{path} is not of a saved pruner: give a folder written by save_pretrained, not a base model")
     if config["format"] != FORMAT:
@@ -213,5 +223,5 @@ def _read_config(path: Path) -> dict[str, Any]:
         if missing := [key for key in _FILLED_KEYS if key not in config]:
             raise ValueError(f"{missing[0]} is missing")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; save or download the pruner again") from error
+        raise ValueError(f"{path}: {error}; {way_back(path, _AGAIN)}") from error
     return config

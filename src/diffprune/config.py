@@ -71,7 +71,7 @@ class MethodConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetConfig:
-    """What stays during training: one `keep`, or a `range` from which K is drawn at every step."""
+    """What stays during training: one `keep`, or a `range` from which K is drawn for each picture at each step."""
 
     keep: int | float | None = None
     range: tuple[int | float, int | float] | None = None
@@ -155,7 +155,7 @@ class DataConfig:
         image: Column with the picture: its file, or its bytes.
         caption: Column with the text to learn.
         images: Folder that file names of pictures start from; where left out, the folder the data lies in.
-        prompt: What the model is asked; the caption is its answer. Conversations bring their own question.
+        prompt: What is asked where a row has no `question`; the caption is its answer. Conversations bring their own.
         share: How much of the data is used, drawn once without replacement by `seed`.
         seed: Of that draw alone, so that runs with other seeds see the same subset.
         validation: Samples held out for the validation loss.

@@ -1,12 +1,16 @@
 """Load models the safe way: the stock class, nothing missing or random, and the pruner on the base it was made for."""
 
+import difflib
+import json
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 
-from diffprune.checkpoint import exported_state, fingerprint, load_pruner
+from diffprune.checkpoint import exported_state, fingerprint, load_pruner, way_back
 from diffprune.methods.base import build_method, require_weights
 from diffprune.model import PrunedVLM, refuse_offloaded, vision_state, wrap_backbone
 from diffprune.registry import BACKBONES
@@ -17,7 +21,20 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     """A stock Hugging Face VLM and its processor from a folder, a hub id or one of our reference models.
 
     A checkpoint that leaves weights out would leave them random, with no more than a log line; here it is an error.
+    A file of the model that cannot be read is named.
     """
+    from diffprune.scenes.reference import ASSETS, SPECS
+
+    try:
+        return _load_base(name, kwargs)
+    except Exception as error:
+        damaged = damaged_file(ASSETS / name if str(name) in SPECS else Path(name))
+        if damaged is None:
+            raise
+        raise ValueError(f"{damaged} is damaged: {way_back(damaged, 'save or download the model again')}") from error
+
+
+def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     from diffprune.scenes import qwen
@@ -39,12 +56,65 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
         given = {"dtype": torch.float32, "attn_implementation": "sdpa", **kwargs}
         return qwen.load_model(name, **given)
     name = hub_id(str(name))
+    refuse_unknown(name, repr(name))
     kwargs.setdefault("attn_implementation", "sdpa")
-    loaded: Any = AutoModelForImageTextToText.from_pretrained(str(name), output_loading_info=True, **kwargs)
-    model, info = loaded
-    refuse_gaps(str(name), info)
     revision = {key: value for key, value in kwargs.items() if key == "revision"}
-    return model, AutoProcessor.from_pretrained(str(name), **revision)
+    try:
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(name, output_loading_info=True, **kwargs)
+        model, info = loaded
+        refuse_gaps(name, info)
+        return model, AutoProcessor.from_pretrained(name, **revision)
+    except OSError as error:
+        if Path(name).is_dir() or error.errno is not None:  # with a number it is of this machine, not of the hub
+            raise
+        raise unreachable(repr(name), error) from error
+
+
+def refuse_unknown(name: str, given: str) -> None:
+    """An error with the nearest names where a name can be no model: no folder, and not of the hub's form.
+
+    Args:
+        given: The name as the user gave it, for the message.
+    """
+    from diffprune.scenes.reference import SPECS
+
+    if Path(name).is_dir() or _may_be_on_hub(name):
+        return
+    known = [*SPECS, *(preset for family in BACKBONES.names() for preset in BACKBONES.get(family).presets)]
+    near = difflib.get_close_matches(name, known, n=3)
+    others = f"give a folder that is there, a hub id (owner/name) or one of {', '.join(known)}"
+    way_out = f"did you mean {' or '.join(near)}?" if near else others
+    raise ValueError(f"{given} is neither a folder with a model nor a known one; {way_out}")
+
+
+def unreachable(given: str, error: Exception) -> ValueError:
+    """The error for a name that is no folder and that the hub did not give either, with the hub's first sentence."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return ValueError(
+        f"{given} is neither a folder with a model nor a model id of the hub that can be reached ({reason})"
+    )
+
+
+def _may_be_on_hub(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/"))
+
+
+def damaged_file(folder: Path) -> Path | None:
+    """The first weight, tokenizer or JSON file of the folder that cannot be read; None where all can."""
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
+        try:
+            if path.suffix == ".safetensors":
+                with safetensors.safe_open(path, "pt"):
+                    pass
+            elif path.name == "tokenizer.json":
+                Tokenizer.from_file(str(path))
+            else:
+                json.loads(path.read_text(encoding="utf-8"))
+        except OSError:
+            continue  # not there or not ours to read: the loader's own message says so
+        except Exception:  # the tokenizers' errors have no class of their own
+            return path
+    return None
 
 
 def hub_id(name: str) -> str:
@@ -149,7 +219,7 @@ def _local(directory: str | Path) -> Path:
     shipped = ASSETS / str(directory)
     if str(directory) in {f"{base}-diffprune" for base in SPECS} and shipped.is_dir() and not path.is_dir():
         return shipped
-    if path.is_dir() or str(directory).startswith((".", "/")) or str(directory).count("/") != 1:
+    if path.is_dir() or not _may_be_on_hub(str(directory)):
         return path
     from huggingface_hub import snapshot_download
 

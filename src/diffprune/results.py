@@ -290,6 +290,8 @@ def write_results(
     device: str | None = None,
     seeds: Sequence[int] = (),
     notes: str = "",
+    date: str | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> Results:
     """Check the rows, add what was run and where, write the file in one step, and return what it holds.
 
@@ -302,15 +304,17 @@ def write_results(
         device: Where it ran; asked of torch if not given.
         seeds: Every seed that enters the rows.
         notes: One or two sentences a reader of the table needs.
+        date: When it ran, where that is not now.
+        versions: Of the libraries it ran with, where those are not this process's.
     """
     check_rows(rows)
     results = Results(
         name=name,
         command=command if command is not None else command_line(),
         commit=commit if commit is not None else source_commit(),
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        date=date if date is not None else datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         device=device if device is not None else device_name(),
-        versions=library_versions(),
+        versions=dict(versions) if versions is not None else library_versions(),
         seeds=list(seeds),
         rows=[dict(row) for row in rows],
         notes=notes,

@@ -128,6 +128,13 @@ def test_runs_of_two_commits_can_be_asked_for_and_are_told_apart(tmp_path: Path)
     assert "def" not in left_out.notes  # nothing of it is in the file
 
 
+def test_a_joined_file_tells_when_and_with_what_its_parts_ran(tmp_path: Path) -> None:
+    a = saved(tmp_path, "a", sheet(*OURS), date="2026-01-01T00:00:00Z", versions={"torch": "1.0"})
+    b = saved(tmp_path, "b", sheet(RANDOM), date="2026-01-02T00:00:00Z", versions={"torch": "1.0"})
+    joined = join_files([b, a], tmp_path / "c.json")
+    assert joined.versions == {"torch": "1.0"} and joined.date == "2026-01-02T00:00:00Z"
+
+
 def test_a_lead_of_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
     a = saved(tmp_path, "a", sheet(RANDOM))
     with pytest.raises(ValueError, match="--versus 'diffprune' is not among the methods joined"):

@@ -1,4 +1,4 @@
-"""Tables of speed rows: methods that were measured under the same conditions stand side by side."""
+"""Tables of rows: methods that were measured under the same conditions stand side by side."""
 
 from dataclasses import replace
 
@@ -44,6 +44,15 @@ def test_paths_of_a_method_stand_together_however_they_were_run():
     ]
     lines = [line for line in render_tables(rows).splitlines() if line.startswith(("| full", "| holov"))]
     assert lines == ["| full | eager | 4 |", "| full | fast | 3 |", "| holov | eager | 2 |", "| holov | fast | 1 |"]
+
+
+def test_what_a_guess_gets_stands_under_the_scores_of_the_tasks_that_have_it():
+    row = {"method": "full", "keep": 1.0, "seed": 0, "full_score": 90.0}
+    rows = [{**row, "task": "color", "score": 90.0}, {**row, "task": "shape", "score": 80.0}]
+    page = render_tables([rows[0] | {"chance": 27.5}, rows[1]])
+    assert "| full | 1.0 | 90.00 | 80.00 |\n| chance | - | 27.50 | - |\n" in page
+    assert page.count("chance") == 1  # not among the means over tasks
+    assert "chance" not in render_tables(rows)
 
 
 def test_selection_without_a_number_is_a_dash_with_its_reason():

@@ -75,7 +75,7 @@ def test_only_diffprunes_scorer_gradient_equals_finite_differences(bench: Bench,
 
         def loss() -> torch.Tensor:
             noise = torch.Generator().manual_seed(0)
-            logits, _ = run_throttled(deit, method, encoded, budget_counts(encoded, 0.25), 0.5, noise)
+            logits, _ = run_throttled(deit.logits, method, encoded, budget_counts(encoded, 0.25), 0.5, noise)
             return torch.nn.functional.cross_entropy(logits, bench.photos.labels[:4])
 
         claimed = sum(float((g * d).sum()) for g, d in zip(torch.autograd.grad(loss(), weights), way, strict=True))
@@ -174,7 +174,7 @@ def test_both_operators_agree_where_every_token_is_kept(bench: Bench) -> None:
     deit = bench.cut_open()
 
     def throttled(encoded, k):
-        return run_throttled(deit, method, encoded, k, 0.1, torch.Generator().manual_seed(0))[0]
+        return run_throttled(deit.logits, method, encoded, k, 0.1, torch.Generator().manual_seed(0))[0]
 
     method.throttle_block.block.zero_outputs_()  # the block is gone at deployment
     try:

@@ -493,6 +493,7 @@ def test_the_card_holds_the_figures_of_the_log(trained):
     full = next(entry for entry in reversed(package.read_log(trained / "first")) if entry.get("check") == "full")
     assert f"| full | {TOKENS} | {100 * full['mean']:.1f} |" in card
     assert "| language | 0 | 0 | 12 | 3 |" in card and "| tower | 0 | 0 | 12 | 3 |" in card
+    assert "in runs one after the other" in card and "are stand-ins for them" in card
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])

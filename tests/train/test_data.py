@@ -100,6 +100,39 @@ def test_every_kind_gives_each_sample_once_an_epoch_and_none_that_is_held_out(ki
     assert sample.picture.tobytes() == tiny.picture(number, (40, 30)).tobytes()
 
 
+def write_asked(kind: str, folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Each row in a file of its own, each with the columns it has."""
+    folder.mkdir()
+    for part, row in enumerate(rows):
+        if kind == "jsonl":
+            (folder / "a.png").write_bytes(png(0))
+            (folder / f"{part}.jsonl").write_text(json.dumps({"image": "a.png", **row}))
+        elif kind == "tar":
+            with tarfile.open(folder / f"{part}.tar", "w") as tar:
+                for name, content in (("a.png", png(0)), ("a.json", json.dumps(row).encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+        else:
+            pyarrow = pytest.importorskip("pyarrow")
+            import pyarrow.parquet as parquet
+
+            columns = {"image": [png(0)], **{name: [value] for name, value in row.items()}}
+            parquet.write_table(pyarrow.table(columns), folder / f"{part}.parquet")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "tar", "parquet"])
+def test_a_question_of_a_row_wins_over_the_prompt_and_an_empty_or_missing_one_does_not(
+    kind: str, tmp_path: Path
+) -> None:
+    rows = [{"caption": "one", "question": "How many?"}, {"question": "", "caption": "two"}, {"caption": "three"}]
+    write_asked(kind, tmp_path / kind, rows)
+    feed = open_feed(DataConfig(name=str(tmp_path / kind), validation=0, prompt="Tell."), 42)
+    samples = [sample for sample in read_all(feed, 0, 3) if isinstance(sample, Sample)]
+    asked = {sample.answer: sample.question for sample in samples}
+    assert asked == {"one": "How many?", "two": "Tell.", "three": "Tell."}
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_position_has_one_sample_whatever_was_read_before(kind: str, tmp_path: Path) -> None:
     feed = open_kind(kind, tmp_path)

@@ -1,7 +1,9 @@
 """A whole run on a tiny LLaVA: what it trains, what it leaves behind, and what it refuses."""
 
+import errno
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +221,33 @@ def test_a_folder_with_another_run_is_refused_and_a_changed_config_is_shown(disk
             budget={"keep": 5}, resume=True)  # fmt: skip
     (tmp_path / "run.yaml").unlink()
     refused(disk, tmp_path, "holds a saved model or pruner already", optim={"steps": 1})
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_leaves_its_folder_free(disk: Path, tmp_path: Path) -> None:
+    refused(disk, tmp_path, "has no option 'noize'", method={"name": "diffprune", "noize": "unit"})
+    assert not (tmp_path / "run.yaml").exists()
+    data = damage(tmp_path / "data", *range(3, 9))
+    refused(disk, tmp_path / "out", "more than 1 % of the 24", data={"name": str(data)})
+    train(disk, tmp_path / "out", optim={"steps": 1})  # the corrected one, into the same folder
+    assert (tmp_path / "out" / "run.yaml").is_file()
+
+
+def test_a_full_disk_at_the_end_says_what_is_whole_and_the_run_can_be_ended_later(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:  # a mock: a disk of one's own to fill cannot be had
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrunedVLM, "save_pretrained", full)
+        sentence = r"^the trained pruner cannot be written \(No space .*checkpoint-000001 is whole: make room in .*resume"
+        with pytest.raises(OSError, match=sentence):
+            train(disk, tmp_path, optim={"steps": 1})
+    train(disk, tmp_path, optim={"steps": 1}, resume=True)
+    assert (tmp_path / "model.safetensors").is_file()
+    monkeypatch.setattr(run_module, "write_text", full)
+    with pytest.raises(OSError, match=r"^broken.jsonl cannot be written"):
+        run_module.write_broken(tmp_path, [])
 
 
 def test_another_global_batch_is_no_way_to_resume(disk: Path, tmp_path: Path) -> None:

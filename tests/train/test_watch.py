@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from diffprune.train.watch import Watch, peak_memory_gb, plot_losses, read_metrics
 
 
@@ -34,6 +36,25 @@ def test_there_is_no_picture_of_nothing(tmp_path: Path) -> None:
     assert plot_losses(tmp_path, []) is None
     path = plot_losses(tmp_path, [{"kind": "train", **record(1)}])
     assert path is not None and path.read_bytes().startswith(b"\x89PNG")
+
+
+FULL = Path("/dev/full")  # takes nothing, as a full disk
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_told_with_the_checkpoint_that_is_whole_and_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-000002").mkdir()
+    said = r"cannot be written \(No space left on device\); .*checkpoint-000002 is whole: make room in .* --resume"
+    with (
+        pytest.raises(OSError, match=f"^metrics.jsonl {said}"),
+        Watch(tmp_path, steps=9, tensorboard=False, quiet=True) as watch,
+    ):
+        watch.file.close()
+        watch.file = FULL.open("a")
+        watch.step(record(3))
+    (tmp_path / "loss.png").symlink_to(FULL)
+    with pytest.raises(OSError, match=f"^loss.png {said}"):
+        plot_losses(tmp_path, [{"kind": "train", **record(1)}])
 
 
 def test_memory_is_measured() -> None:

@@ -127,6 +127,8 @@ def command(
     given = [Given.parse(text) for text in pruner.split(",") if text and text != "none"]
     require_distinct([*budgets, *(one.keep for one in given if one.keep is not None)])
     if out is not None:
+        if out.is_dir():
+            raise ValueError(f"--out {out} is a folder; name a file, such as {out / 'quality.json'}")
         require_writable(out.parent)
     where = choose_device(device)
     with progress_bars(quiet=as_json) as progress:

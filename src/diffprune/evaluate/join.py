@@ -122,6 +122,8 @@ def join_files(
         command=command,
         commit=parts[0].commit,
         device=parts[0].device,
+        date=max(part.date for part in parts),
+        versions=parts[0].versions,
         seeds=sorted({one.run.seed for one in sheet.answers[1:]}),
         notes="; ".join([*([notes] if notes else []), *said, *others, *([told] if differ else [])]),
     )

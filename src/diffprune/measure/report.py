@@ -181,12 +181,23 @@ def _quality_tables(rows: Sequence[Row]) -> list[str]:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_task = _pivot(sorted(by_budget, key=lambda row: methods.index(row["method"])), ["method", "keep"], "task")
     by_task = [{**row, "keep": str(row["keep"])} for row in by_task]  # 1.0 is everything, 1 is one token
+    by_task += _chance_rows(rows)
     by_method = sorted(_pivot(rows, ["method"], "keep"), key=lambda row: methods.index(row["method"]))
     return [
         *_noted_table(by_method, ["method", *budgets], ["method"]),
         "**Score by task, mean over seeds**\n",
         *_noted_table(by_task, ["method", "keep", *tasks], ["method", "keep"]),
     ]
+
+
+def _chance_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """By task the score of the best guess without the picture, as one last row; none where no row has it."""
+    by_task: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("chance") is not None:
+            by_task.setdefault(_heading("task", row), []).append(row["chance"])
+    means = {task: fmean(values) for task, values in by_task.items()}
+    return [{"method": "chance", "keep": DASH} | means] if means else []
 
 
 SPEED_COLUMNS = (

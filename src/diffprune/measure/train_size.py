@@ -236,7 +236,7 @@ def measure(
 
 
 def reset_peak(device: str) -> float:
-    """Forget the peak so far; memory held now, in units of 2^30 bytes (0 on a CPU)."""
+    """Forget the peak so far; memory held now, in units of 10^9 bytes (0 on a CPU)."""
     if not device.startswith("cuda"):
         return 0.0
     gc.collect()
@@ -308,7 +308,7 @@ def main() -> None:
                 device="CPU" if arguments.device == "cpu" else device_name(),
                 commit=arguments.commit,
                 seeds=[42],
-                notes="random weights, synthetic captions, one forward pass a step; peak_gb in units of 2^30 bytes; "
+                notes="random weights, synthetic captions, one forward pass a step; peak_gb in units of 10^9 bytes; "
                 "mfu without what checkpointing computes again",
             )
 

@@ -38,7 +38,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
         noise = torch.Generator(bench.device).manual_seed(seed)
 
         def throttled(encoded: Encoded, k: Tensor, weights=weights, noise=noise) -> Tensor:
-            logits, restricted = run_throttled(deit, method, encoded, k, TAU.end, noise)
+            logits, restricted = run_throttled(deit.logits, method, encoded, k, TAU.end, noise)
             on_kept = restricted.alpha * hard_mask(restricted.logits, k)
             weights.append(on_kept.sum(-1) / k)
             return logits

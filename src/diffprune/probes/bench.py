@@ -22,6 +22,8 @@ from diffprune.schedules import resolve_steps, tau_at
 from diffprune.train.loop import train
 from diffprune.types import Budget
 
+Reader = Callable[[Tensor, Tensor], Tensor]  # class logits from the prefix and the patch tokens
+
 LEARNED = ("diffprune", "gumbel_ste")
 SEEDS = (42, 123, 456, 789, 1000)  # the paper's
 TAU = TauConfig(start=2.0, end=0.1, anneal_steps=0.8)
@@ -42,8 +44,9 @@ class Settings:
         line: Points along one direction of the scorer's weights; `slice` along each of two.
         draws: Samples of the straight-through gradient.
         shape: Of the classifier; `epochs` and `train_batch` are of its training, and `hide` the share of it that sees
-            a random quarter of the patches.
+            a part of the patches, a quarter or a sixteenth.
         noise: What takes a token's place, "matched" or "unit".
+        standardise: Whether DiffPrune's logits are; else a scorer may undo the temperature by making them all equal.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Settings:
     train_batch: int = 256
     hide: float = 0.0
     noise: str = "matched"
+    standardise: bool = True
 
     def __post_init__(self) -> None:
         if self.noise not in ("matched", "unit"):
@@ -83,7 +87,8 @@ class Settings:
         return (
             f"size {self.name}; tokens dropped after block {self.cut}; scorers trained for {self.steps} steps of "
             f"{self.batch} pictures with budgets drawn from {self.train_keep[0]} to {self.train_keep[1]}, "
-            f"temperature {TAU.start} to {TAU.end}, {self.noise} noise"
+            f"temperature {TAU.start} to {TAU.end}, {self.noise} noise, DiffPrune's logits "
+            f"{'standardised' if self.standardise else 'as they come'}"
         )
 
 
@@ -162,7 +167,8 @@ class Bench:
             pictures = f"{len(self.photos):,} held-out pictures of {Path(self.data).name}"
         is_own = self.weights is None or (Path(self.weights) / RECORD).is_file()
         hide = self.settings.hide
-        shown = f"a quarter of the patches for {hide:g} of the time" if hide else "all patches all the time"
+        hidden = f"a quarter or a sixteenth of the patches for {hide:g} of the time"
+        shown = hidden if hide else "all patches all the time"
         weights = f"classifiers trained from scratch on such pictures, seeing {shown}"
         if not is_own:
             weights = f"weights {Path(str(self.weights)).name}"
@@ -268,7 +274,8 @@ class Bench:
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            method = build_method(name, block=self.cut_open().block, noise=self.settings.noise)
+            options: dict[str, Any] = {"standardise": self.settings.standardise} if name == "diffprune" else {}
+            method = build_method(name, block=self.cut_open().block, noise=self.settings.noise, **options)
             assert isinstance(method, TrainablePruner)
             torch.manual_seed(seed)
             head = method.scorer.head  # type: ignore[union-attr]
@@ -289,6 +296,7 @@ class Bench:
 
     def _train(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
         settings, photos, deit = self.settings, self.train_photos, self.cut_open()
+        read = self.once("reader", lambda: compiled(deit.logits, self.device))  # one, so that it is compiled once
         method = self.start(name, seed)
         snapshots = [take_snapshot(method, 0.0)]
         later = [moment for moment in settings.moments if moment > 0]
@@ -300,7 +308,7 @@ class Bench:
             with self.autocast():
                 encoded = deit.encode(x)
                 k = draw_budgets(len(rows), deit.side**2, settings.train_keep, generator)
-                logits, restricted = run_throttled(deit, method, encoded, k, tau, generator)
+                logits, restricted = run_throttled(read, method, encoded, k, tau, generator)
             value = F.cross_entropy(logits.float(), photos.labels[rows])
             return value if restricted.penalty is None else value + restricted.penalty
 
@@ -357,14 +365,19 @@ def budget_counts(encoded: Encoded, keep: float) -> Int[Tensor, " B"]:
     return torch.full((num_images,), Budget(keep).count(num_tokens), device=encoded.tokens.x.device)
 
 
+def compiled(read: Reader, device: str) -> Reader:
+    """The same call, compiled where there is a GPU: a training repeats one shape, and what is frozen is fused."""
+    return torch.compile(read, dynamic=False) if device.startswith("cuda") else read
+
+
 def run_throttled(
-    deit: DeiT,
+    read: Reader,
     method: TrainablePruner,
     encoded: Encoded,
     k: Int[Tensor, " B"],
     tau: float,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "B classes"], Restricted]:
-    """Class logits with every token weakened by its weight, and what weakened them."""
+    """Class logits by `read(prefix, tokens)` with every token weakened by its weight, and what weakened them."""
     restricted = method.restrict(encoded.tokens, k, tau=tau, generator=generator)
-    return deit.logits(encoded.prefix, restricted.x), restricted
+    return read(encoded.prefix, restricted.x), restricted

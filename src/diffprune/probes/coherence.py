@@ -69,7 +69,7 @@ def batch_gradients(
         generator = torch.Generator(bench.device).manual_seed(seed * 1_000_003 + number)
         with bench.autocast():
             encoded = deit.encode(bench.classifier.pixel_values(photos.pixels[rows]))
-            logits, _ = run_throttled(deit, method, encoded, budget_counts(encoded, keep), tau, generator)
+            logits, _ = run_throttled(deit.logits, method, encoded, budget_counts(encoded, keep), tau, generator)
         gradient = torch.autograd.grad(F.cross_entropy(logits.float(), photos.labels[rows]), weights)
         found.append(torch.cat([part.flatten() for part in gradient]))
     return torch.stack(found)

@@ -1,8 +1,8 @@
 """The classifiers the probes run on: DeiT-Tiny, -Small and -Base, trained from scratch on small photographs, or given.
 
 Trained here they are small-data models: 64-pixel pictures, patches of 4, so 256 tokens, and minutes of training. During
-the first part of it, where asked for, each picture shows a random quarter of its patches (PatchDropout), which costs a
-quarter and makes the models used to missing tokens; the last part sees them all.
+the first part of it, where asked for, each picture shows a quarter or a sixteenth of its patches (`hiding`), which is
+cheap and makes the models used to missing tokens, as large models are; the last part sees them all.
 """
 
 import json
@@ -23,12 +23,12 @@ from diffprune.config import OptimConfig, TauConfig
 from diffprune.ops import take_tokens
 from diffprune.probes.augment import MEAN, STD, augment, mix, normalise
 from diffprune.probes.data import Photos
+from diffprune.probes.hiding import SHOWN, draw_shown
 from diffprune.results import write_text
 from diffprune.train.loop import train
 
 WIDTHS = {"deit-tiny": 192, "deit-small": 384, "deit-base": 768}
 RATES = {"deit-tiny": 1e-3, "deit-small": 7e-4, "deit-base": 4e-4}
-HIDDEN = 4  # of so many patches one is shown while the others are hidden
 RECORD = "training.json"  # beside saved weights: how they were trained
 
 
@@ -52,7 +52,7 @@ class Training:
         epochs: Passes over the pictures.
         top1: Percent right on pictures it was not trained on.
         curve: Step, training loss (of mixed pictures) and top-1 at some moments.
-        hide: Share of the training that saw a quarter of the patches; None where that was not written down.
+        hide: Share of the training that saw a part of the patches; None where that was not written down.
     """
 
     trained_at: str
@@ -128,7 +128,7 @@ def train_deit(
     Args:
         held_out: Pictures for the curve and the final accuracy.
         seconds: The learning rate follows the share of it that has passed; None trains all epochs.
-        hide: Share of the training that sees a random quarter of the patches: cheaper, and used to missing tokens.
+        hide: Share of the training that sees a part of the patches: cheaper, and used to missing tokens.
         say: Told the accuracy at every tenth of the run.
     """
     device = photos.pixels.device
@@ -159,14 +159,14 @@ def train_deit(
         x, targets = mix(normalise(x), photos.labels[rows], photos.num_classes, seed * 1_000_003 + step)
         keep = None
         if passed(step) < hide:
-            order = torch.rand(batch, num_patches, generator=generator, device=device).argsort(-1)
-            keep = order[:, : num_patches // HIDDEN]
+            count = max(1, num_patches // SHOWN[step % len(SHOWN)])
+            keep = draw_shown(x, patch=shape.patch, count=count, generator=generator)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             logits = run(x, keep)
         return F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
 
-    if on_gpu:  # compiling both kinds of step is no part of the time
-        for step in (0, steps):
+    if on_gpu:  # compiling every kind of step is no part of the time
+        for step in (*(range(len(SHOWN)) if hide else ()), steps):
             loss(step, 1.0).backward()
         start = time.perf_counter()
     curve: dict[str, list[float]] = {"step": [], "loss": [], "top1": []}

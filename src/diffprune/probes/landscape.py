@@ -43,7 +43,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
 
         def loss(tau: float, method=method) -> float:
             noise = torch.Generator(bench.device).manual_seed(seed)
-            logits, _ = run_throttled(deit, method, encoded, k, tau, noise)
+            logits, _ = run_throttled(deit.logits, method, encoded, k, tau, noise)
             return float(F.cross_entropy(logits, photos.labels[rows]))
 
         for tau in (TAU.start, *(LATER_TAUS if name == "diffprune" else ())):

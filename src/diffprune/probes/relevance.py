@@ -68,7 +68,7 @@ def shares_inside(
     """Percent of each picture's kept tokens that lie in its box, by method and budget."""
     needs = frozenset().union(*(method.needs for method in methods.values()))
     found: dict[tuple[str, float], list[Tensor]] = {}
-    for rows, encoded in bench.encoded(photos, cut, needs & DeiT.provides):
+    for rows, encoded in bench.encoded(photos, cut, needs & DeiT.provides, chunk=1000):
         tokens = encoded.tokens
         inside = inside_box(photos.boxes[rows], tokens.grid[0][0]).double()
         for name, method in methods.items():

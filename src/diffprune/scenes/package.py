@@ -131,10 +131,13 @@ def training_report(module: str, runs: list[list[dict]]) -> str:
     ]
     return f"""## Training
 
-By `python -m {module}`, the last run first:
+By `python -m {module}`, in runs one after the other, each from weights of those before it; the last
+run first:
 
 {_table(("stage", "round", "seed", "pictures", "steps"), stages)}
 ## Right answers in percent
+
+The ten tasks bear the names of benchmarks and are stand-ins for them, asked about scenes.
 
 Token for token, by teacher forcing, on validation scenes: with the whole visual prefix, with a ninth of it at random,
 with a ninth and with an 18th of it taken from things and signs first, and with a ninth taken from the background first.

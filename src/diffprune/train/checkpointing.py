@@ -10,7 +10,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,29 +48,44 @@ def save_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: in
     if final.exists():  # made a moment ago, on another occasion of the same step
         return final
     remove_unfinished(folder)
-    try:
-        new.mkdir(parents=True)
-        digests = {}
-        for name, tensors in checkpoint.tensors.items():
-            plain = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in tensors.items()}
-            content = safetensors.torch.save(plain)
-            digests[name] = _digest(content)
-            write_bytes(new / f"{name}.safetensors", content)
-        state = {"state": checkpoint.state, "digests": digests}
-        write_bytes(new / STATE_FILE, json.dumps(state, allow_nan=False).encode())
-        os.replace(new, final)
-        _sync(folder)
-    except OSError as error:
-        shutil.rmtree(new, ignore_errors=True)
-        latest = (list_checkpoints(folder) or [None])[0]
-        kept = "no checkpoint has been written yet" if latest is None else f"{latest} is whole"
-        raise OSError(
-            f"the checkpoint of step {step} cannot be written ({error.strerror or error}); {kept}: make room in "
-            f"{folder} and go on with --resume"
-        ) from error
+    with writing(f"the checkpoint of step {step}", folder):
+        try:
+            new.mkdir(parents=True)
+            digests = {}
+            for name, tensors in checkpoint.tensors.items():
+                plain = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in tensors.items()}
+                content = safetensors.torch.save(plain)
+                digests[name] = _digest(content)
+                write_bytes(new / f"{name}.safetensors", content)
+            state = {"state": checkpoint.state, "digests": digests}
+            write_bytes(new / STATE_FILE, json.dumps(state, allow_nan=False).encode())
+            os.replace(new, final)
+            _sync(folder)
+        except OSError:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
     for old in list_checkpoints(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """Where the disk refuses what is written inside, one sentence: what, why, which checkpoint is whole, the way out.
+
+    Args:
+        what: Is written, in words.
+        folder: Of the run.
+    """
+    try:
+        yield
+    except OSError as error:
+        latest = (list_checkpoints(folder) or [None])[0]
+        kept = "no checkpoint has been written yet" if latest is None else f"{latest} is whole"
+        raise OSError(
+            f"{what} cannot be written ({error.strerror or error}); {kept}: make room in {folder} and go on with "
+            "--resume"
+        ) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -24,6 +24,7 @@ from diffprune.scenes.language import caption
 from diffprune.scenes.rng import hash_key
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
+QUESTION = "question"  # a column that wins over data.prompt, where a row has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def read_row(number: int, row: Row | ValueError, config: DataConfig, root: Path)
         return Sample(
             id=number,
             picture=_picture(row.get(config.image), config, root),
-            question=str(row.get("question") or config.prompt),
+            question=str(row.get(QUESTION) or config.prompt),
             answer=_caption(row.get(config.caption), config),
         )
     except ValueError as error:
@@ -309,9 +310,11 @@ class Parquet(Stream):
     def rows(self) -> Iterator[tuple[int, Row]]:
         import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
 
-        columns = [self.config.image, self.config.caption]
+        used = {self.config.image, self.config.caption, QUESTION}
         for first, path, group in self.groups:
-            table = parquet.ParquetFile(path).read_row_group(group, columns=columns)
+            file = parquet.ParquetFile(path)
+            columns = [name for name in file.schema_arrow.names if name in used]
+            table = file.read_row_group(group, columns=columns)
             for place in range(table.num_rows):
                 yield first + place, {name: table.column(name)[place].as_py() for name in columns}
 

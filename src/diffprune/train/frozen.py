@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from diffprune.backbones.base import Backbone
 from diffprune.backbones.listening import CudnnAttention
 from diffprune.config import BackboneConfig
-from diffprune.loading import load_base
+from diffprune.loading import load_base, refuse_unknown, unreachable
 from diffprune.model import wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.scenes.reference import SPECS
@@ -87,13 +87,12 @@ def shard(model: Any, processor: Any, mesh: DeviceMesh | None) -> Any:
 def _describe(weights: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
+    setting = f"backbone.weights={weights!r}"
+    refuse_unknown(weights, setting)
     try:
         return AutoConfig.from_pretrained(weights, revision=revision)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"backbone.weights={weights!r} is neither a folder with a model nor a model id of the hub that can be "
-            f"reached ({type(error).__name__})"
-        ) from error
+        raise unreachable(setting, error) from error
 
 
 def _random(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -122,7 +121,7 @@ def require_gpu(name: str, described: Any, dtype: torch.dtype, device: torch.dev
         size = parameters * torch.empty(0, dtype=dtype).element_size() / 2**30
         raise ValueError(
             f"{name} has {parameters / 1e9:.1f} billion parameters and there is no GPU here: training needs one with "
-            f"{size:.0f} GiB for the weights in {str(dtype).removeprefix('torch.')} and as much again or more for what "
+            f"{size:.0f} GiB for the weights in {str(dtype).removeprefix('torch.')} and about as much again for what "
             "the backward pass keeps (optim.gradient_checkpointing=true lowers that); or train scenes-llava, "
             "which a CPU can"
         )

@@ -44,6 +44,7 @@ from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
 from diffprune.train.checkpointing import (
     RUN_FILE,
     Checkpoint,
+    list_checkpoints,
     load_latest,
     optimizer_tensors,
     random_tensors,
@@ -51,6 +52,7 @@ from diffprune.train.checkpointing import (
     restore_optimizer,
     restore_random,
     save_checkpoint,
+    writing,
 )
 from diffprune.train.data import Broken, Feed, Sample, open_feed
 from diffprune.train.frozen import load_frozen, recomputing
@@ -172,14 +174,33 @@ def prepare(vlm: PrunedVLM, samples: Sequence[Sample], *, sizes: str | None = No
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> None:
-    """Write the resolved config into the run's folder; refuse a folder that holds another run."""
+@contextmanager
+def claimed(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[None]:
+    """Hold the run's folder; one whose run failed before its first checkpoint is free again."""
+    is_new = claim_folder(folder, config, resume=resume)
+    try:
+        yield
+    except Exception:
+        if is_new and not list_checkpoints(folder):
+            (folder / RUN_FILE).unlink(missing_ok=True)
+        raise
+
+
+def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
+    """Write the resolved config into the run's folder, unless it is there; refuse a folder that holds another run.
+
+    Returns:
+        Whether the folder was free.
+    """
     written = folder / RUN_FILE
     if written.is_file():
         changed = differences(load_config(written), config)
+        if changed and not resume:
+            raise ValueError(f"{folder} holds another run ({'; '.join(changed)}); choose another folder with --out")
         if not resume:
-            what = f"another run ({'; '.join(changed)})" if changed else "this run already"
-            raise ValueError(f"{folder} holds {what}; go on with --resume, or choose another folder with --out")
+            raise ValueError(
+                f"{folder} holds this run already; go on with --resume, or choose another folder with --out"
+            )
         if changed:
             raise ValueError(
                 f"{folder} was started with another config ({'; '.join(changed)}); resume with the same one, "
@@ -189,6 +210,8 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> None:
         raise ValueError(f"{folder} holds a saved model or pruner already; choose another folder with --out")
     else:
         write_text(written, to_yaml(config))
+        return True
+    return False
 
 
 @contextmanager
@@ -533,13 +556,15 @@ class Run:
         if self.best_weights:
             self.vlm.method.load_state_dict(self.best_weights)
         if self.accelerator.is_main_process:
-            self.vlm.save_pretrained(self.folder, base_id=self.base_id)
+            with writing("the trained pruner", self.folder):
+                self.vlm.save_pretrained(self.folder, base_id=self.base_id)
             plot_losses(self.folder, read_metrics(self.folder))
 
 
 def write_broken(folder: Path, broken: Sequence[dict[str, Any]]) -> None:
     """The list of rows that could not be used, one JSON object per line."""
-    write_text(folder / BROKEN_FILE, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in broken))
+    with writing(BROKEN_FILE, folder):
+        write_text(folder / BROKEN_FILE, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in broken))
 
 
 def seed_everything(seed: int) -> None:
@@ -561,10 +586,16 @@ def train_pruner(config: RunConfig, folder: Path, *, resume: bool = False, quiet
     """
     precision = "bf16" if config.optim.precision == "bfloat16" else "no"
     accelerator = Accelerator(mixed_precision=precision)
-    if accelerator.is_main_process:
-        claim_folder(folder, config, resume=resume)
-        remove_unfinished(folder)
-    accelerator.wait_for_everyone()
+    is_main = accelerator.is_main_process
+    with claimed(folder, config, resume=resume) if is_main else nullcontext():
+        if is_main:
+            remove_unfinished(folder)
+        accelerator.wait_for_everyone()
+        return _train(config, folder, accelerator, resume=resume, quiet=quiet)
+
+
+def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume: bool, quiet: bool) -> dict[str, Any]:
+    """The run itself, in a folder that is its own."""
     run = Run(config, folder, accelerator)
     run.begin()
     asked = False

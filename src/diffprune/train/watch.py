@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from diffprune.results import write_text
+from diffprune.train.checkpointing import writing
 
 METRICS, PLOT, BOARD = "metrics.jsonl", "loss.png", "tensorboard"
 Record = Mapping[str, Any]
@@ -56,10 +57,13 @@ class Watch:
         self.board = None
         if folder is None:
             return
-        write_text(folder / METRICS, "".join(json.dumps(one) + "\n" for one in read_metrics(folder, until=start)))
-        self.file = (folder / METRICS).open("a", encoding="utf-8")
+        before = "".join(json.dumps(one) + "\n" for one in read_metrics(folder, until=start))
+        with writing(METRICS, folder):
+            write_text(folder / METRICS, before)
+            self.file = (folder / METRICS).open("a", encoding="utf-8")
         if tensorboard:
-            self.board = open_board(folder / BOARD, start)
+            with writing(BOARD, folder):
+                self.board = open_board(folder / BOARD, start)
 
     def __enter__(self) -> "Watch":
         self.progress.start()
@@ -69,10 +73,13 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
-        if self.folder is not None:
+        if self.folder is None:
+            return
+        with writing(METRICS, self.folder):  # a full disk refuses here again what it refused before
             self.file.close()
         if self.board is not None:
-            self.board.close()
+            with writing(BOARD, self.folder):
+                self.board.close()
 
     def step(self, record: Record) -> None:
         """One optimiser step: step, loss, tau, lr, entropy, samples_s, memory_gb."""
@@ -96,12 +103,14 @@ class Watch:
     def _keep(self, record: Record, kind: str) -> None:
         if self.folder is None:
             return
-        self.file.write(json.dumps({"kind": kind, **record}) + "\n")
-        self.file.flush()
+        with writing(METRICS, self.folder):
+            self.file.write(json.dumps({"kind": kind, **record}) + "\n")
+            self.file.flush()
         if self.board is not None:
-            for key, value in record.items():
-                if key not in ("step", "best"):
-                    self.board.add_scalar(f"{kind}/{key}", value, record["step"])
+            with writing(BOARD, self.folder):
+                for key, value in record.items():
+                    if key not in ("step", "best"):
+                        self.board.add_scalar(f"{kind}/{key}", value, record["step"])
 
 
 def open_board(folder: Path, start: int) -> Any:
@@ -154,5 +163,6 @@ def plot_losses(folder: Path, records: Sequence[Record]) -> Path | None:
     lines = [*axes.get_lines(), *right.get_lines()]
     axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False)
     path = folder / PLOT
-    figure.savefig(path, dpi=120)
+    with writing(PLOT, folder):
+        figure.savefig(path, dpi=120)
     return path
