@@ -184,6 +184,26 @@ def test_both_operators_agree_where_every_token_is_kept(bench: Bench) -> None:
         bench._kept.pop("trained diffprune")
 
 
+def test_with_the_bridge_a_hard_choice_in_training_is_the_deployed_one(bench: Bench) -> None:
+    method, remove_below = bench.start("diffprune", 42), bench.recipe_of("diffprune")[1]
+    assert remove_below > 0 and bench.recipe_of("gumbel_ste") == ({}, 0.0)
+    _, encoded = next(iter(bench.encoded(bench.photos)))
+    deit, k, seen = bench.cut_open(), budget_counts(encoded, 0.25), []
+
+    def read(prefix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.shape[1])
+        return deit.logits(prefix, x)
+
+    def throttled(tau: float, below: float) -> torch.Tensor:
+        return run_throttled(read, method, encoded, k, tau, torch.Generator().manual_seed(0), below)[0]
+
+    hard = coherence.dropping(bench, method)(encoded, k)
+    torch.testing.assert_close(throttled(1e-6, remove_below), hard, atol=1e-4, rtol=1e-4)
+    assert (throttled(1e-6, 0.0) - hard).abs().max() > 1e-2  # noise in their place is not their absence
+    throttled(2.0, remove_below)
+    assert seen == [int(k[0]), 64, 64]  # while weights are soft, nothing is taken out
+
+
 def test_the_illustration_keeps_twelve_cells_of_forty_nine() -> None:
     drawn = alignment.illustration()
     assert drawn["weights"].shape == (7, 7) and drawn["weights"].sum() == pytest.approx(12)

@@ -63,15 +63,17 @@ def command(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a scorer.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Pictures per step of a scorer's training.")] = None,
-    cut: Annotated[int | None, typer.Option(min=0, help="Blocks that run before tokens are dropped.")] = None,
+    cut: Annotated[
+        int | None, typer.Option(min=0, help="Blocks that run before tokens are dropped; none where left out.")
+    ] = None,
     noise: Annotated[str | None, typer.Option(help="What replaces a token: matched or unit.")] = None,
-    standardise: Annotated[
+    bridge: Annotated[
         bool | None,
-        typer.Option("--standardise/--no-standardise", help="Whether DiffPrune's logits are; they are where left out."),
+        typer.Option("--bridge/--no-bridge", help="Train DiffPrune by the recipe bridge; so it is where left out."),
     ] = None,
     hide: Annotated[
         float | None,
-        typer.Option(help="Share of a classifier's training that sees a part of the patches; none where left out."),
+        typer.Option(help="Share of a classifier's training that sees a part of the patches; 0.75 where left out."),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Time for all; what is not done then is done next time.")
@@ -126,7 +128,7 @@ def command(
         raise ValueError(f"backbone {backbone!r} is none of the probes'; choose from {', '.join(WIDTHS)}")
     if size not in SIZES:
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
-    settings = SIZES[size].changed(steps=steps, batch=batch, cut=cut, noise=noise, hide=hide, standardise=standardise)
+    settings = SIZES[size].changed(steps=steps, batch=batch, cut=cut, noise=noise, hide=hide, bridge=bridge)
     drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
     if not 0 < len(drawn) <= settings.steps:
         raise ValueError(

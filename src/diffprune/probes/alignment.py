@@ -32,13 +32,13 @@ PANELS = 4  # in each row of the figure: below, one per backbone and one for the
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     """Both operators at every budget."""
     method, _ = bench.trained("diffprune", seed)
-    deit = bench.cut_open()
+    deit, remove_below = bench.cut_open(), bench.recipe_of("diffprune")[1]  # throttled as in training
     for keep in bench.settings.keeps:
         weights: list[Tensor] = []
         noise = torch.Generator(bench.device).manual_seed(seed)
 
         def throttled(encoded: Encoded, k: Tensor, weights=weights, noise=noise) -> Tensor:
-            logits, restricted = run_throttled(deit.logits, method, encoded, k, TAU.end, noise)
+            logits, restricted = run_throttled(deit.logits, method, encoded, k, TAU.end, noise, remove_below)
             on_kept = restricted.alpha * hard_mask(restricted.logits, k)
             weights.append(on_kept.sum(-1) / k)
             return logits

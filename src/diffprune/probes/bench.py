@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffprune.backbones.deit import DeiT, Encoded
-from diffprune.config import OptimConfig, TauConfig
+from diffprune.config import OptimConfig, TauConfig, recipe_values
 from diffprune.methods.base import Restricted, TrainablePruner, build_method
+from diffprune.ops import take_tokens
 from diffprune.probes.augment import augment
 from diffprune.probes.data import Photos, draw_photos, find_files, read_photos
 from diffprune.probes.deit import RECORD, Classifier, Shape, load_deit, right_answers, save_deit, train_deit
@@ -34,7 +35,7 @@ class Settings:
     """How much a run does.
 
     Args:
-        steps: Of a scorer's training; `batch` pictures each, every one with its own budget between `train_keep`.
+        steps: Of a scorer's training; `batch` pictures each, every step with a budget of its own between `train_keep`.
         moments: Shares of that training at which gradients are compared.
         keep: Budget at which gradients and losses are looked at.
         keeps: Budgets at which accuracy is measured; `box_keeps` those of relevance.
@@ -46,7 +47,9 @@ class Settings:
         shape: Of the classifier; `epochs` and `train_batch` are of its training, and `hide` the share of it that sees
             a part of the patches, a quarter or a sixteenth.
         noise: What takes a token's place, "matched" or "unit".
-        standardise: Whether DiffPrune's logits are; else a scorer may undo the temperature by making them all equal.
+        bridge: Train DiffPrune by the recipe of that name: standardised logits, or a scorer may undo the temperature by
+            making them all equal; kept tokens as they are; and tokens of no weight taken out, for noise in their place
+            is not the same as their absence.
     """
 
     name: str
@@ -57,7 +60,7 @@ class Settings:
     keep: float = 0.25
     keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333, 0.5, 0.7)
     box_keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333)
-    cut: int = 3
+    cut: int = 0
     later_cuts: tuple[int, ...] = (6, 9, 12)
     batches: int = 32
     pictures: int = 64
@@ -69,7 +72,7 @@ class Settings:
     train_batch: int = 256
     hide: float = 0.0
     noise: str = "matched"
-    standardise: bool = True
+    bridge: bool = True
 
     def __post_init__(self) -> None:
         if self.noise not in ("matched", "unit"):
@@ -84,16 +87,17 @@ class Settings:
     @property
     def recipe(self) -> str:
         """What of it changes a number, in one sentence; the classifier's part is `Bench.recipe`'s."""
+        place = f"after block {self.cut}" if self.cut else "before the first block"
         return (
-            f"size {self.name}; tokens dropped after block {self.cut}; scorers trained for {self.steps} steps of "
+            f"size {self.name}; tokens dropped {place}; scorers trained for {self.steps} steps of "
             f"{self.batch} pictures with budgets drawn from {self.train_keep[0]} to {self.train_keep[1]}, "
-            f"temperature {TAU.start} to {TAU.end}, {self.noise} noise, DiffPrune's logits "
-            f"{'standardised' if self.standardise else 'as they come'}"
+            f"temperature {TAU.start} to {TAU.end}, {self.noise} noise, DiffPrune "
+            f"{'with the bridge' if self.bridge else 'without the bridge'}"
         )
 
 
 SIZES = {
-    "full": Settings(name="full"),
+    "full": Settings(name="full", cut=0, hide=0.75),
     "tiny": Settings(
         name="tiny",
         steps=8,
@@ -274,8 +278,9 @@ class Bench:
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            options: dict[str, Any] = {"standardise": self.settings.standardise} if name == "diffprune" else {}
-            method = build_method(name, block=self.cut_open().block, noise=self.settings.noise, **options)
+            method = build_method(
+                name, block=self.cut_open().block, noise=self.settings.noise, **self.recipe_of(name)[0]
+            )
             assert isinstance(method, TrainablePruner)
             torch.manual_seed(seed)
             head = method.scorer.head  # type: ignore[union-attr]
@@ -287,6 +292,13 @@ class Bench:
         method.calibrate(encoded.tokens for _, encoded in self.encoded(some))  # type: ignore[operator]
         return method
 
+    def recipe_of(self, name: str) -> tuple[dict[str, Any], float]:
+        """Options of a learned method, and the weight below which its training takes tokens out."""
+        if name != "diffprune" or not self.settings.bridge:
+            return {}, 0.0
+        values = recipe_values("bridge", name)
+        return values["method"], values["remove_below"]
+
     def trained(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
         """A trained method and its scorer at the moments in between; those of the last seed are kept."""
         key = f"trained {name}"
@@ -297,7 +309,7 @@ class Bench:
     def _train(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
         settings, photos, deit = self.settings, self.train_photos, self.cut_open()
         read = self.once("reader", lambda: compiled(deit.logits, self.device))  # one, so that it is compiled once
-        method = self.start(name, seed)
+        method, remove_below = self.start(name, seed), self.recipe_of(name)[1]
         snapshots = [take_snapshot(method, 0.0)]
         later = [moment for moment in settings.moments if moment > 0]
 
@@ -307,8 +319,9 @@ class Bench:
             x = self.classifier.pixel_values(augment(photos.pixels[rows], generator))
             with self.autocast():
                 encoded = deit.encode(x)
-                k = draw_budgets(len(rows), deit.side**2, settings.train_keep, generator)
-                logits, restricted = run_throttled(read, method, encoded, k, tau, generator)
+                # One budget for all pictures of a step, so that the same number of tokens can be taken out of each.
+                k = draw_budgets(1, deit.side**2, settings.train_keep, generator).expand(len(rows))
+                logits, restricted = run_throttled(read, method, encoded, k, tau, generator, remove_below)
             value = F.cross_entropy(logits.float(), photos.labels[rows])
             return value if restricted.penalty is None else value + restricted.penalty
 
@@ -366,8 +379,8 @@ def budget_counts(encoded: Encoded, keep: float) -> Int[Tensor, " B"]:
 
 
 def compiled(read: Reader, device: str) -> Reader:
-    """The same call, compiled where there is a GPU: a training repeats one shape, and what is frozen is fused."""
-    return torch.compile(read, dynamic=False) if device.startswith("cuda") else read
+    """The same call, compiled where there is a GPU: what is frozen is mostly fused."""
+    return torch.compile(read) if device.startswith("cuda") else read
 
 
 def run_throttled(
@@ -377,7 +390,16 @@ def run_throttled(
     k: Int[Tensor, " B"],
     tau: float,
     generator: torch.Generator,
+    remove_below: float = 0.0,
 ) -> tuple[Float[Tensor, "B classes"], Restricted]:
-    """Class logits by `read(prefix, tokens)` with every token weakened by its weight, and what weakened them."""
+    """Class logits by `read(prefix, tokens)` with every token weakened by its weight, and what weakened them.
+
+    Args:
+        remove_below: Tokens with a smaller weight are taken out, as many of each picture as can be of all.
+    """
     restricted = method.restrict(encoded.tokens, k, tau=tau, generator=generator)
-    return read(encoded.prefix, restricted.x), restricted
+    x, weight = restricted.x, restricted.alpha.detach()
+    needed = int((weight >= remove_below).sum(-1).max()) if remove_below else x.shape[1]
+    if needed < x.shape[1]:
+        x = take_tokens(x, weight.topk(needed, -1).indices.sort(-1).values)
+    return read(encoded.prefix, x), restricted
