@@ -8,7 +8,7 @@
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
 # Parts: ttft batch kernels qwen throughput same selection training backbones render tests. Each has its own time and writes as it
-# goes; what fails does not stop the rest. OUT gets the files for results/.
+# goes; what fails does not stop the rest. OUT gets the files for results/, and tests.txt.
 set -uo pipefail
 
 out=$1 commit=$2
@@ -63,7 +63,11 @@ run_part() {
         ;;
     backbones) timeout 200 "$python" -m diffprune.measure.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
     render) timeout 40 "$python" -m diffprune.measure.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
-    tests) timeout 120 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q -m gpu tests 2>&1 | tail -n 12 ;;
+    tests)
+        timeout 240 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short -rf -m gpu \
+            tests >"$out/tests.txt" 2>&1
+        tail -n 40 "$out/tests.txt"
+        ;;
     *) echo "there is no part $1" >&2; return 2 ;;
     esac
 }

@@ -120,7 +120,9 @@ def test_methods_lists_every_method(run):
     keys = {"name", "place", "needs", "trained", "budget", "paper", "year", "licence", "certainty", "idea"}
     assert all(set(method) == keys for method in found)
     code, out, _ = run("methods")
-    assert code == 0 and "certainty" in out
+    assert code == 0 and all(column in out for column in keys - {"idea"})
+    assert out.count("visionzip") == 2 and "exact K, dominant + contextual" in out  # one table how, one whence
+    assert all(cell in out for cell in ("CC BY-NC 4.0", "2024", "release read", "Token Merging: Your ViT But Faster"))
 
 
 def test_backbones_lists_every_family_and_preset(run):

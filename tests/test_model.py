@@ -12,6 +12,7 @@ from torch import nn
 import diffprune as dp
 from diffprune.loading import refuse_gaps
 from diffprune.methods.base import Card, Merged, MergingPruner
+from diffprune.methods.cls_attention import ClsAttentionOptions
 from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens, parse_budgets
 from tests import tiny
@@ -138,6 +139,58 @@ def test_a_merging_method_brings_new_tokens_and_their_places() -> None:
     assert isinstance(ask(vlm), str)
     assert vlm.select([tiny.picture(1)])[0].keep.tolist() == list(range(0, 16, 2))
     assert torch.equal(ask(vlm, keep=16, return_ids=True), ask(pruned("llava"), return_ids=True))
+
+
+class Backwards(EveryOther):
+    """Keeps the same tokens as its parent, the last one first."""
+
+    name = "backwards"
+    Options = ClsAttentionOptions  # for its `native`
+
+    def select(self, tokens: VisualTokens, k: torch.Tensor) -> torch.Tensor:
+        return super().select(tokens, k).flip(-1)
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_next", "qwen3_vl"])
+def test_kept_tokens_of_any_order_are_spliced_in_raster_order(family: str) -> None:
+    backwards = pruned(family, Backwards(ClsAttentionOptions(native=True)), keep=5, positions="original")
+    batch = backwards.prepare([tiny.picture(1), tiny.picture(2, (180, 60))], ["what?", "where is it?"])
+    ascending = pruned(family, EveryOther(), keep=5)
+    (found, lm), (wanted, other) = backwards.logits(batch), ascending.logits(batch)
+    assert torch.equal(found, wanted)
+    assert torch.equal(lm.inputs_embeds, other.inputs_embeds) and torch.equal(lm.position_ids, other.position_ids)
+    assert torch.equal(lm.origin.index, other.origin.index)
+    kept = backwards.select([tiny.picture(1)])[0].keep
+    assert kept.tolist() == sorted(kept.tolist()) == ascending.select([tiny.picture(1)])[0].keep.tolist()
+
+
+@pytest.mark.parametrize("name", ["visionzip", "tome", "holov"])
+def test_a_release_s_own_order_does_not_reach_the_language_model(name: str) -> None:
+    vlm = pruned("llava", name, keep=6, native=True)
+    batch = vlm.prepare([tiny.picture(1)], ["what?"])
+    tokens = vlm.encode(batch)
+    places = vlm.method.select(tokens, torch.tensor([6]))[0]
+    assert places.tolist() != sorted(places.tolist())
+    lm = vlm.lm_inputs(batch, tokens)
+    assert lm.origin.index[lm.visual].tolist() == sorted(places[places >= 0].tolist())
+    if isinstance(vlm.method, MergingPruner):
+        merged = vlm.method.reduce(tokens, torch.tensor([6])).in_raster_order()
+        expected = vlm.backbone.project(merged.x)[0]
+    else:
+        expected = vlm.backbone.project(tokens.x)[0, places[places >= 0].sort().values]
+    torch.testing.assert_close(lm.inputs_embeds[lm.visual], expected)
+
+
+def test_a_release_that_numbers_anew_does_so_with_native() -> None:
+    for name in ("divprune", "fastervlm", "oc_vtp", "vispruner", "mmtok", "visionzip"):
+        assert pruned("llava", name, native=True).positions == "packed"
+        assert pruned("llava", name, native=True, positions="original").positions == "original"
+        assert pruned("llava", name).positions == "original"
+        assert pruned("qwen2_5_vl", name, native=True).positions == "original"  # three numbers each stay as they are
+    for name in ("holov", "gots", "pyramiddrop"):  # the last one counts anew inside the language model, by itself
+        assert pruned("llava", name, native=True).positions == "original"
+    assert pruned("llava", "divprune", native=True).with_method("fastv").positions == "original"
+    assert pruned("llava").with_method("divprune", native=True).positions == "packed"
 
 
 # ------------------------------------------------------------------------------------------------- training path

@@ -52,7 +52,8 @@ class PrunedVLM(nn.Module):
         method: A method's name (`dp.methods()`) or a built `Pruner`.
         keep: The budget: an int is tokens per image, a float a share. Every call may give its own.
         positions: "original" keeps the position each token had before anything was dropped; "packed" numbers what is
-            left without gaps, for engines that can do no other.
+            left without gaps, for engines that can do no other. Left out: original, but with a method's `native=True`
+            packed where its release does so and a position is one number.
         newline: Which newline tokens stay in families that have them (LLaVA-NeXT, LLaVA-OneVision): "rows" (where the
             row keeps a token), "all" or "none". They are never counted in K.
         budget: "global" spends K over the whole picture, "per_tile" gives each tile of a picture its share of K.
@@ -70,7 +71,7 @@ class PrunedVLM(nn.Module):
         *,
         method: str | Pruner = "full",
         keep: int | float = 1.0,
-        positions: str = "original",
+        positions: str | None = None,
         newline: str = "rows",
         budget: str = "global",
         **options: Any,
@@ -78,7 +79,7 @@ class PrunedVLM(nn.Module):
         super().__init__()
         if isinstance(model, PrunedVLM):
             raise ValueError("the model is a PrunedVLM already; give its base: PrunedVLM(vlm.base, ...)")
-        if positions not in ("original", "packed"):
+        if positions not in (None, "original", "packed"):
             raise ValueError(f'positions={positions!r} is unknown; choose "original" or "packed"')
         if newline not in NEWLINE_RULES:
             raise ValueError(f"newline={newline!r} is unknown; choose {', '.join(NEWLINE_RULES)}")
@@ -89,7 +90,6 @@ class PrunedVLM(nn.Module):
         self.backbone = wrap_backbone(model, processor)
         self.backbone.keeps_newlines = newline
         self.budget = Budget(keep)
-        self.positions = positions
         if isinstance(method, str):
             method = build_method(method, block=self.backbone.block, language=self.backbone.language, **options)
         elif options:
@@ -99,6 +99,8 @@ class PrunedVLM(nn.Module):
                 f'method {method.name!r} drops inside the language model, where positions="packed" has no meaning; '
                 "leave it out, or see the method's own options"
             )
+        self._given_positions = positions
+        self.positions = positions or self._own_positions(method)
         missing = method.needs - self.backbone.provides - {"llm_attention"}
         if missing:
             raise ValueError(
@@ -134,11 +136,16 @@ class PrunedVLM(nn.Module):
             self.processor,
             method=method,
             keep=self.budget.keep if keep is None else keep,
-            positions=self.positions,
+            positions=self._given_positions,
             newline=self.backbone.keeps_newlines,
             budget=self.budget_rule,
             **options,
         )
+
+    def _own_positions(self, method: Pruner) -> str:
+        """The rule of a method before the language model; one inside it counts anew by itself."""
+        is_free = self.backbone.plain_positions and not isinstance(method, LayerPruner)
+        return method.positions if is_free else "original"
 
     def compile(self, **options: Any) -> Any:  # type: ignore[override]  # the inherited one would compile the loss
         """Build the fast path (static shapes; CUDA graphs on a GPU) and report on it; `generate` stays the same call.

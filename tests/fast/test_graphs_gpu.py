@@ -1,5 +1,6 @@
 """Graphs on a CUDA device: captured where they should be, and the same answers as the reference path."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("default"),  # torch's compiler has advice of its own for each kind of GPU
 ]
+
+
+@pytest.fixture(autouse=True)
+def full_float32() -> Iterator[None]:
+    """Convolutions in float32 proper: by default torch runs them in TF32, and the fast path has a product in place."""
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def on_gpu(family: str, method: str, **options: Any) -> PrunedVLM:

@@ -170,6 +170,17 @@ def test_a_method_that_keeps_fewer_than_asked_is_spliced_as_before() -> None:
     assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?"))
 
 
+@pytest.mark.parametrize("name", ["tome", "holov"])
+def test_tokens_that_come_in_a_release_s_order_are_spliced_in_raster_order(name: str) -> None:
+    vlm = compiled("llava", vlm=pruned("llava", name, keep=5, native=True))
+    batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], QUESTIONS[:2])
+    run = vlm.fast.start(batch)
+    assert run.splicer is not None
+    tokens = vlm.encode(batch)
+    assert any(row.tolist() != sorted(row.tolist()) for row in vlm.rule.select(tokens, torch.tensor([5, 5])))
+    torch.testing.assert_close(run.logits, vlm.logits(batch)[0][:, -1])
+
+
 def test_an_answer_ends_where_the_reference_path_ends_it() -> None:
     vlm = compiled("llava", "feature_norm")
     images = [tiny.picture(seed) for seed in (1, 2)]
@@ -281,10 +292,19 @@ def test_the_base_model_is_not_touched() -> None:
     ("options", "sentence"),
     [
         ({"batch_sizes": (0,)}, "batch_sizes holds 0"),
-        ({"text_buckets": ()}, "at least one size"),
+        ({"batch_sizes": 4}, r"batch_sizes=4 is no list; write it as batch_sizes=\(1, 8\)"),
+        ({"batch_sizes": None}, "batch_sizes=None is no list"),
+        ({"text_buckets": ()}, r"text_buckets=\(\) names nothing; give at least one"),
+        ({"text_buckets": "64"}, r"text_buckets='64' is no list; write it as text_buckets=\(64, 128\)"),
+        ({"text_buckets": (64, "128")}, "text_buckets holds '128'; give whole numbers"),
         ({"max_new_tokens": 0}, "max_new_tokens holds 0"),
         ({"keep": 0}, "keep=0 keeps nothing"),
-        ({"image_sizes": []}, "image_sizes names no size"),
+        ({"keep": []}, r"keep=\[\] names nothing; give at least one, as in keep=64 or"),
+        ({"keep": "64"}, "keep='64' is no list; write it as keep=64 or"),
+        ({"image_sizes": []}, r"image_sizes=\[\] names nothing"),
+        ({"image_sizes": (336, 336)}, r"image_sizes=\(336, 336\) holds 336, which is no size; write it as .*\[\(336, "),
+        ({"image_sizes": [(336, 0)]}, r"holds \(336, 0\), which is no size"),
+        ({"image_sizes": 336}, "image_sizes=336 is no list"),
         ({"speed": 9}, "compile\\(\\) has no option 'speed'; it takes keep, "),
     ],
 )

@@ -137,6 +137,23 @@ def test_a_prompt_takes_at_least_the_time_to_read_the_weights():
 def test_a_model_too_large_for_a_card_serves_nothing():
     full, pruned, _ = plan.plan("qwen2.5-vl-32b", GPUS["t4"], image=(336, 336), keep=64)
     assert full["largest_batch"] == pruned["largest_batch"] == 0 and full["requests_s"] == 0
+    assert "ttft_ms" not in full and "ttft_ms" not in pruned
+
+
+def test_a_batch_that_does_not_fit_has_counts_and_a_sentence_but_no_times():
+    card = GPUS["rtx-4090"]
+    largest = [row["largest_batch"] for row in plan.plan("llava-1.5-7b", card, image=(336, 336), keep=64)[:2]]
+    assert 1 < largest[0] < largest[1]
+    rows = plan.plan("llava-1.5-7b", card, image=(336, 336), keep=64, batch=largest[0] + 1)
+    full, pruned, gain = rows
+    assert not {"encode_ms", "prefill_ms", "ttft_ms"} & set(full) and full["kv_mb"] > 0 and full["requests_s"] > 0
+    assert pruned["ttft_ms"] > 0 and "ttft_ms" not in gain and gain["kv_mb"] > 1
+    (said,) = plan.remarks(rows, 64, card)
+    assert said.startswith(
+        f"A batch of {largest[0] + 1} does not fit into 24 GB with the full model, so it has no times"
+    )
+    assert said.endswith(f"the largest that fits is {largest[0]}.")
+    assert plan.remarks(plan.plan("llava-1.5-7b", card, image=(336, 336), keep=576), 576, card) == []
 
 
 def test_text_is_padded_to_a_bucket_on_the_fast_path_alone():
@@ -147,6 +164,8 @@ def test_text_is_padded_to_a_bucket_on_the_fast_path_alone():
 def test_an_unknown_model_is_one_sentence():
     with pytest.raises(ValueError, match="backbone 'mystery' is not known; give one of llava"):
         plan.plan("mystery", H200, image=(336, 336), keep=64)
+    with pytest.raises(ValueError, match="'llava-next-7b' is known, but there is no shape for a plan yet; give one of"):
+        plan.plan("llava-next-7b", H200, image=(336, 336), keep=64)
     with pytest.raises(ValueError, match="each must be 1 or more"):
         plan.plan("llava-1.5-7b", H200, image=(336, 336), keep=64, batch=0)
 
@@ -236,6 +255,24 @@ def test_the_plan_is_within_a_quarter_of_every_measured_fast_prefill(path: Path)
     assert not far, far
 
 
+def accuracy() -> list[str]:
+    """How far the plan is from what was measured, as the table in docs/profile.md tells it."""
+    found: dict[str, list[float]] = {}
+    for results in map(read_results, MEASURED):
+        for row in plan.compare(results, plan.CALIBRATIONS["fast"], find_gpu(gpu_of_device(results.device)), "fast"):
+            kind = "all tokens" if row["method"] == "full" else f"{row['num_kept']} tokens"
+            kind = kind if plan.is_even(row) else f"{kind} after cuts between layers"
+            found.setdefault(f"{row['backbone']}, {kind}", []).append(row["predicted_over_measured"])
+    return [f"| {kind} | {len(some)} | {min(some):.2f} to {max(some):.2f} |" for kind, some in sorted(found.items())]
+
+
+@pytest.mark.skipif(not MEASURED, reason="results/ttft.json is not there: diffprune profile on a GPU writes it")
+def test_the_page_tells_how_far_the_plan_is_from_what_was_measured():
+    page = (Path(__file__).parents[2] / "docs" / "profile.md").read_text()
+    head = "| prefill of | rows | predicted over measured |\n|---|---|---|"
+    assert "\n".join([head, *accuracy()]) in page
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +320,21 @@ def test_a_row_held_out_is_told_beside_its_own_and_not_beside_one_inside_the_lan
 
 def test_a_card_without_room_is_said(capsys):
     run("--backbone", "qwen2.5-vl-32b", "--gpu", "t4", "--keep", "64")
-    assert "does not fit into 16 GB" in capsys.readouterr().out
+    assert "The full model does not fit into 16 GB with one request" in capsys.readouterr().err
+
+
+def test_a_batch_far_too_large_is_said_and_not_timed(capsys):
+    run("--batch", "100000", "--gpu", "h200", "--keep", "64", "--json")
+    printed = capsys.readouterr()
+    assert printed.err.count("A batch of 100,000 does not fit into 141 GB") == 2
+    assert not any("ttft_ms" in row for row in json.loads(printed.out)["rows"])
+
+
+def test_a_budget_beyond_the_picture_is_said(capsys):
+    run("--keep", "9999", "--gpu", "h200")
+    assert "keep=9999 is more than the picture has (576): nothing is pruned." in capsys.readouterr().err
+    run("--keep", "576", "--gpu", "h200")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_wrong_path_is_one_sentence():

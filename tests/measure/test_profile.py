@@ -1,5 +1,6 @@
 """`diffprune profile` at tiny size on a CPU: every row, both paths, and what happens when something fails."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,40 @@ def test_the_eager_probe_answers_as_generate_does(subject, method):
         answer = vlm.backbone.generate(lm, max_new_tokens=2, min_new_tokens=2, do_sample=False)
     assert first == answer[:, 0].tolist()
     assert probe.token.tolist() == answer[:, 1].tolist()
+
+
+@pytest.mark.parametrize("backbone", ["llava-1.5-7b", "qwen2.5-vl-7b"])
+def test_the_steps_of_the_full_model_are_those_of_the_stock_model_s_generate(backbone):
+    full = load_subject(backbone, random_weights=True, tiny=True, device="cpu", dtype=torch.float32)
+    batch = batch_of(full, batch=1)
+    probe, answer = EagerProbe(full, batch), []
+    probe.start()
+    for _ in range(4):
+        answer.append(probe.token.tolist())
+        probe.step()
+    settings: dict[str, Any] = dict(max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    stock = full.base.generate(**batch.features, **settings, eos_token_id=None)
+    assert torch.tensor(answer).T.tolist() == stock[:, -4:].tolist()
+
+
+def test_every_length_that_is_timed_was_seen_before():
+    lengths: list[int] = []
+
+    class Growing(probes.Probe):
+        length = 0
+
+        def start(self) -> None:
+            self.length = 0
+
+        def step(self) -> None:
+            if self.length not in lengths:
+                time.sleep(0.02)  # what a kernel prepares for a new shape
+            lengths.append(self.length)
+            self.length += 1
+
+    first, again = profile.decode_ms(Growing(), "cpu")
+    assert first >= 20.0 > again
+    assert lengths == 2 * list(range(profile.DECODE_WARM_UP + profile.DECODE_STEPS))
 
 
 def test_the_stock_model_s_first_token_is_its_own(subject):
@@ -268,6 +303,13 @@ def test_new_rows_join_those_of_the_same_code_and_device(tmp_path: Path):
     earlier = profile.read_earlier(out, device="cpu", commit="c1")
     profile.save(out, [{**row, "ttft_ms": 3.0}], device="cpu", commit="c1", earlier=earlier)
     assert [item["ttft_ms"] for item in read_results(out).rows] == [2.0, 3.0]  # measured again, so replaced
+    device = {"name": "device and weights", "backbone": "x", "copy_gb_s": 1.0}
+    earlier = profile.read_earlier(out, device="cpu", commit="c1")
+    for _ in range(2):  # a run saves after every row
+        profile.save(out, [device, {**row, "ttft_ms": 4.0}], device="cpu", commit="c1", earlier=earlier)
+    earlier = profile.read_earlier(out, device="cpu", commit="c1")
+    profile.save(out, [device, {**row, "ttft_ms": 5.0}], device="cpu", commit="c1", earlier=earlier)
+    assert [item.get("ttft_ms") for item in read_results(out).rows] == [2.0, None, None, 5.0]  # one device row a run
     with pytest.raises(ValueError, match="is of commit c1, not c2: leave --append out"):
         profile.read_earlier(out, device="cpu", commit="c2")
 
@@ -284,6 +326,13 @@ def test_the_loop_compares_with_the_full_model():
         assert row["requests"] == row["batch"] * throughput.FEWEST_ROUNDS
         assert row["ttft_ms"] <= row["ttft_p99_ms"]
         assert row["requests_s"] > 0 and ("speedup" in row)
+
+
+def test_the_page_has_the_command_that_measured_the_loop():
+    root = Path(__file__).parents[2]
+    recorded = re.sub(r"--commit \S+|--out \S+", "", read_results(root / "results" / "throughput.json").command)
+    (told,) = (line for line in (root / "docs" / "profile.md").read_text().splitlines() if " --throughput " in line)
+    assert sorted(re.sub(r"--out \S+", "", told).split()) == sorted(recorded.split())
 
 
 def test_a_percentile_is_a_measured_value():
@@ -338,8 +387,13 @@ def test_a_wrong_option_is_one_sentence(changed, sentence):
 
 
 def test_random_weights_are_there_for_known_sizes_alone():
-    with pytest.raises(ValueError, match="random weights are there for llava"):
-        load_subject("mystery", random_weights=True, tiny=True, device="cpu", dtype=torch.float32)
+    options: dict[str, Any] = dict(random_weights=True, tiny=True, device="cpu", dtype=torch.float32)
+    with pytest.raises(ValueError, match="'mystery' is not known; random weights are there for llava"):
+        load_subject("mystery", **options)
+    with pytest.raises(
+        ValueError, match=r"'qwen3-vl-2b' is known, but its size cannot be built .* leave --random-weights"
+    ):
+        load_subject("qwen3-vl-2b", **options)
 
 
 def test_the_command_writes_results_and_a_figure(tmp_path: Path, monkeypatch, capsys):

@@ -55,6 +55,6 @@ def largest(values: Tensor, count: int) -> list[int]:
 
 
 def chosen(method: Pruner, tokens: VisualTokens, k: int) -> list[int]:
-    """What the method keeps of one image, in raster order."""
+    """What the method keeps of one image, in the order it gives."""
     assert not isinstance(method, MergingPruner)  # its places say too little
     return [index for index in method.select(tokens, k)[0].tolist() if index >= 0]

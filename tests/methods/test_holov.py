@@ -28,7 +28,7 @@ def test_a_crop_s_quota_follows_its_attention() -> None:
     attention = torch.tensor([[0.1, 0.2, 0.1, 0.1, 0.3, 0.2, 0.4, 0.3]])  # 1.18 and 2.82 of 4
     tokens = VisualTokens(x=torch.randn(1, 8, 4, generator=torch.Generator().manual_seed(0)), cls_attention=attention)
     assert kept(holov(crops=2).select(tokens, torch.tensor([4]))) == [[1, 4, 6, 7]]
-    assert kept(holov(crops=2).select_native(tokens, torch.tensor([4]))) == [[1, 6, 4, 7]]  # by falling attention
+    assert kept(holov(crops=2, native=True).select(tokens, torch.tensor([4]))) == [[1, 6, 4, 7]]  # by attention
 
 
 def test_what_rounding_leaves_goes_to_the_heaviest_crops() -> None:
@@ -43,7 +43,6 @@ def test_a_quota_past_its_crop_goes_on_to_the_others() -> None:
     )
     assert kept(holov(crops=2).select(tokens, torch.tensor([3]))) == [[1, 2, 3]]
     # The release fills up with all-zero tokens, and leaves a crop that is kept whole in raster order.
-    assert kept(holov(crops=2).select_native(tokens, torch.tensor([3]))) == [[2, 3]]
     assert kept(holov(crops=2, native=True).select(tokens, torch.tensor([3]))) == [[2, 3]]
 
 
@@ -79,7 +78,7 @@ def released_choice(x: torch.Tensor, attention: torch.Tensor, k: int) -> list[in
 def test_the_native_choice_is_the_rule_run_by_run(k: int) -> None:
     tokens = seeded(k)
     assert tokens.cls_attention is not None
-    native = kept(holov().select_native(tokens, torch.tensor([k])))[0]
+    native = kept(holov(native=True).select(tokens, torch.tensor([k])))[0]
     assert native == released_choice(tokens.x[0], tokens.cls_attention[0], k)
     assert len(set(native)) == k
 

@@ -51,10 +51,14 @@ def test_visionzip_puts_contextual_tokens_behind_the_dominant_ones(kind: str, k:
     places, features = zip_by_hand(attention, keys, x, dominant, contextual)
     method = build_method("visionzip", native=True)
     assert isinstance(method, VisionZip)
-    released = method.reduce_native(tokens, k)
+    released = method.reduce(tokens, k)
     assert released.positions[0].tolist() == places
     torch.testing.assert_close(released.x[0], features, atol=1e-4, rtol=1e-4)
-    assert method.reduce(tokens, k).positions[0].tolist() == sorted(places)
+    assert method.select(tokens, k)[0].tolist() == places
+    assert method.choose(tokens, k).keep[0].tolist() == sorted(places)
+    in_place = released.in_raster_order()
+    assert in_place.positions[0].tolist() == sorted(places)
+    assert torch.equal(in_place.x[0, 0], released.x[0, places.index(min(places))])
 
 
 def spread_within(features: Tensor) -> Tensor:
@@ -96,8 +100,8 @@ def test_holov_keeps_run_after_run_by_falling_attention(kind: str, k: int, seed:
         score[run] = own + 0.09 * spread * (own.abs().mean() / (spread.abs().mean() + 1e-6))
     by_hand = crop_by_crop(runs, score, attention, k)
     method = holov(native=True)
-    assert method.select_native(tokens, k)[0].tolist() == by_hand
-    assert chosen(method, tokens, k) == sorted(by_hand)
+    assert chosen(method, tokens, k) == by_hand
+    assert [token for token in method.choose(tokens, k).keep[0].tolist() if token >= 0] == sorted(by_hand)
     assert method.needs == {"cls_attention", "projected"}
 
 
@@ -115,8 +119,8 @@ def test_holov_as_printed_ranks_by_the_combined_score_in_blocks(kind: str, k: in
     score = own + 0.09 * spread * (own.abs().mean() / (spread.abs().mean() + 1e-6))
     by_hand = crop_by_crop(blocks, score, score, k)
     method = holov(variant="paper", native=True)
-    assert method.select_native(tokens, k)[0].tolist() == by_hand
-    assert chosen(method, tokens, k) == sorted(by_hand)
+    assert chosen(method, tokens, k) == by_hand
+    assert [token for token in method.choose(tokens, k).keep[0].tolist() if token >= 0] == sorted(by_hand)
 
 
 def walk_by_hand(x: Tensor, attention: Tensor, k: int, average_rank: float, ceiling: float) -> list[int]:

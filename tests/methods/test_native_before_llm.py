@@ -167,20 +167,24 @@ def test_prunesid_keeps_what_its_release_keeps_in_its_order(kind: str, k: int) -
     tokens = picture(kind)
     assert tokens.cls_attention is not None
     method = build_method("prunesid", native=True)
-    expected = prunesid(tokens.x[0], tokens.cls_attention[0], k, principal_components)
+    torch.manual_seed(0)
+    expected = prunesid(tokens.x[0], tokens.cls_attention[0], k, drawn_components)
     assert len(expected) == k - 1  # [CLS] is the release's K-th
-    assert method.select_native(tokens, k)[0].tolist() == expected  # type: ignore[operator]
-    assert method.select(tokens, k)[0].tolist() == sorted(expected)
+    for budget in (k, torch.tensor([k])):
+        torch.manual_seed(0)
+        assert method.select(tokens, budget)[0].tolist() == expected
+    torch.manual_seed(0)
+    assert method.choose(tokens, k).keep[0].tolist() == sorted(expected)
 
 
-def test_prunesid_draws_the_release_s_components_from_the_same_seed() -> None:
-    tokens = picture("one mean")
+@EACH_KIND
+@EACH_K
+def test_prunesid_with_exact_components_follows_the_same_rule(kind: str, k: int) -> None:
+    tokens = picture(kind)
     assert tokens.cls_attention is not None
-    torch.manual_seed(3)
-    expected = prunesid(tokens.x[0], tokens.cls_attention[0], 64, drawn_components)
-    torch.manual_seed(3)
-    method = build_method("prunesid", native=True, components="lowrank")
-    assert method.select_native(tokens, 64)[0].tolist() == expected  # type: ignore[operator]
+    method = build_method("prunesid", native=True, components="exact")
+    expected = prunesid(tokens.x[0], tokens.cls_attention[0], k, principal_components)
+    assert method.select(tokens, k)[0].tolist() == expected
 
 
 # --- OC-VTP and VisionSelector, with the weights of ours --------------------------------------------------------------
@@ -203,7 +207,7 @@ def slot_attention(method: OCVTP, x: Tensor, num_slots: int) -> Tensor:
 
 
 @EACH_K
-def test_oc_vtp_keeps_each_slot_s_token_and_fills_up_by_attention(k: int) -> None:
+def test_oc_vtp_keeps_each_slot_s_token_beside_cls_and_fills_up_by_attention(k: int) -> None:
     tokens = picture("clusters")
     assert tokens.cls_attention is not None
     torch.manual_seed(k)
@@ -211,9 +215,9 @@ def test_oc_vtp_keeps_each_slot_s_token_and_fills_up_by_attention(k: int) -> Non
     assert isinstance(method, OCVTP)
     with torch.no_grad():
         expected = set(slot_attention(method, tokens.x[0], k).argmax(-1).tolist())
-    assert len(expected) < k  # slots agree, so there is something to fill
+    assert len(expected) < k  # some slots agree, so none has to make room for [CLS]
     for token in largest_first(tokens.cls_attention[0]):
-        if len(expected) < k:
+        if len(expected) < k - 1:  # [CLS] is the release's K-th
             expected.add(token)
     assert method.select(tokens, k)[0].tolist() == sorted(expected)
 

@@ -124,11 +124,11 @@ def test_tome_merges_the_most_similar_pairs_round_after_round(kind: str, width: 
     tokens = picture(kind, seed=k, width=width)
     method = build_method("tome", native=True)
     assert isinstance(method, ToMe)
-    released = method.reduce_native(tokens, k)
+    released = method.reduce(tokens, k)
     places, features = merged_by_hand(tokens.x[0], k, native=True)
     assert released.positions[0].tolist() == places
     torch.testing.assert_close(released.x[0], features, atol=1e-4, rtol=1e-4)
-    assert method.reduce(tokens, k).positions[0].tolist() == sorted(places)
+    assert method.choose(tokens, k).keep[0].tolist() == sorted(places)
     ours = build_method("tome")
     assert isinstance(ours, ToMe)
     assert ours.reduce(tokens, k).positions[0].tolist() == merged_by_hand(tokens.x[0], k, native=False)[0]
@@ -140,4 +140,4 @@ def test_of_equally_similar_pairs_tome_merges_the_first(k: int) -> None:
     tokens = dataclasses.replace(picture("noise", 0, width=64), x=x[None])
     method = build_method("tome", native=True)
     assert isinstance(method, ToMe)
-    assert method.reduce_native(tokens, k).positions[0].tolist() == merged_by_hand(x, k, native=True)[0]
+    assert method.select(tokens, k)[0].tolist() == merged_by_hand(x, k, native=True)[0]

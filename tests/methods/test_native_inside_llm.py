@@ -90,11 +90,12 @@ def test_fastv_keeps_what_its_release_keeps(kind: str, k: int) -> None:
 
 
 @EACH_KIND
-def test_pyramiddrop_keeps_what_its_release_keeps(kind: str) -> None:
+@pytest.mark.parametrize("k", [128, 72, 64, 32])  # 72 is an eighth, the release's own ratio
+def test_pyramiddrop_keeps_what_its_release_keeps(kind: str, k: int) -> None:
     given, method = inside(kind), native("pyramiddrop", native=True)
     scores = given.attention[:, -1, START:TEXT].mean(0)
-    stages = method.stages(32, N, 64)
-    assert stages == {layer: int(N * ratio) for layer, ratio in ((8, 0.5), (16, 0.25), (24, 0.125))}
+    stages = method.stages(32, N, k)
+    assert stages == {8: int(N * 0.5), 16: int(N * 0.25), 24: k}
     for layer, left in stages.items():
         assert kept_at(method, given.before(layer), left) == sorted(largest_first(scores)[:left])
 

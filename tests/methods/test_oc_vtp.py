@@ -110,9 +110,20 @@ def test_places_the_slots_leave_go_to_the_tokens_with_most_attention_natively() 
         torch.nn.init.zeros_(weight)  # every slot is the same, so all agree on token 0
     tokens = VisualTokens(x=torch.randn(1, 6, 16), cls_attention=torch.tensor([[0.0, 0.1, 0.3, 0.05, 0.25, 0.3]]))
     assert method.needs == {"cls_attention"}
-    assert kept(method.select(tokens, torch.tensor([3])))[0] == [0, 2, 5]
+    assert kept(method.select(tokens, torch.tensor([4])))[0] == [0, 2, 5]  # [CLS] is the release's fourth
+    with pytest.raises(ValueError, match=r"keep=1 leaves native OC-VTP no token beside \[CLS\]; keep at least 2"):
+        method.select(tokens, torch.tensor([1]))
     with pytest.raises(ValueError, match=r"VisualTokens\.cls_attention.*native=False"):
         method.select(VisualTokens(x=tokens.x), torch.tensor([3]))
+
+
+def test_where_all_slots_differ_the_last_token_makes_room_for_cls(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = make_method("oc_vtp", native=True)
+    assert isinstance(method, OCVTP)
+    held = torch.nn.functional.one_hot(torch.tensor([[5, 1, 3]]), 6).float()  # [1, slots, tokens]
+    monkeypatch.setattr(method.slots, "forward", lambda *_: (torch.zeros(1, 3, method.slots.width), held))
+    tokens = VisualTokens(x=torch.randn(1, 6, 16), cls_attention=torch.tensor([[0.9, 0.0, 0.8, 0.1, 0.0, 0.7]]))
+    assert kept(method.select(tokens, 3)) == [[1, 3]]
 
 
 def test_without_native_nothing_of_the_encoder_is_needed() -> None:

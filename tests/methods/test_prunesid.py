@@ -161,7 +161,7 @@ def released_choice(x: torch.Tensor, attention: torch.Tensor, k: int) -> list[in
 def test_the_native_choice_is_the_rule_group_by_group(k: int) -> None:
     tokens = structured(k)
     assert tokens.cls_attention is not None
-    native = kept(prunesid().select_native(tokens, torch.tensor([k])))[0]
+    native = kept(prunesid(native=True, components="exact").select(tokens, torch.tensor([k])))[0]
     assert native == released_choice(tokens.x[0], tokens.cls_attention[0], k)
     assert len(set(native)) == k - 1  # [CLS] is the release's k-th
 

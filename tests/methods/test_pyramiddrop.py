@@ -27,9 +27,9 @@ def test_the_layer_about_to_run_ranks_by_the_last_instruction_token() -> None:
 
 def test_the_release_s_stages_are_halves_of_all_tokens_rounded_down() -> None:
     method = pyramiddrop(native=True)
-    assert method.stages(32, 576, 64) == {8: 288, 16: 144, 24: 72}
-    assert method.average(32, 576, 64) == 270
-    assert method.stages(32, 575, 64) == {8: 287, 16: 143, 24: 71}
+    assert method.stages(32, 576, 72) == {8: 288, 16: 144, 24: 72}  # an eighth, the release's own last stage
+    assert method.average(32, 576, 72) == 270
+    assert method.stages(32, 575, 71) == {8: 287, 16: 143, 24: 71}
     assert method.stages(32, 576, 576) == {8: 576, 16: 576, 24: 576}
     assert method.positions == "packed" and pyramiddrop().positions == "original"
 
@@ -38,7 +38,8 @@ def test_the_release_s_stages_are_halves_of_all_tokens_rounded_down() -> None:
     ("keep", "stages"), [(64, [288, 144, 64]), (128, [288, 144, 128]), (200, [288, 200, 200]), (400, [400, 400, 400])]
 )
 def test_an_exact_budget_takes_the_last_stage_s_place_and_no_stage_holds_fewer(keep: int, stages: list[int]) -> None:
-    assert pyramiddrop().stages(32, 576, keep) == dict(zip((8, 16, 24), stages, strict=True))
+    for native in (False, True):
+        assert pyramiddrop(native=native).stages(32, 576, keep) == dict(zip((8, 16, 24), stages, strict=True))
 
 
 def test_other_depths_are_cut_at_the_same_quarters() -> None:

@@ -56,7 +56,7 @@ def released_rounds(x: torch.Tensor, k: int) -> tuple[list[int], torch.Tensor]:
 def test_the_native_rounds_are_the_rule_token_by_token(k: int) -> None:
     x = torch.randn(576, 48, generator=torch.Generator().manual_seed(k))
     places, features = released_rounds(x, k)
-    merged = tome().reduce_native(VisualTokens(x=x[None]), torch.tensor([k]))
+    merged = tome(native=True).reduce(VisualTokens(x=x[None]), torch.tensor([k]))
     assert merged.positions[0].tolist() == places
     torch.testing.assert_close(merged.x[0], features, rtol=1e-4, atol=1e-5)
 

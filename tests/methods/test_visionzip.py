@@ -31,10 +31,11 @@ def test_a_contextual_token_is_its_target_plus_the_mean_of_its_own() -> None:
 
 
 def test_natively_cls_is_counted_and_contextual_tokens_come_last() -> None:
-    merged = visionzip(contextual=2).reduce_native(small(), torch.tensor([5]))
+    merged = visionzip(contextual=2, native=True).reduce(small(), torch.tensor([5]))
     assert merged.positions.tolist() == [[1, 4, 0, 3]]
     assert merged.x[0, :, 0].tolist() == [10.0, 20.0, 10.0, 12.0]
-    assert visionzip(contextual=2, native=True).reduce(small(), torch.tensor([5])).positions.tolist() == [[0, 1, 3, 4]]
+    assert merged.in_raster_order().positions.tolist() == [[0, 1, 3, 4]]
+    assert merged.in_raster_order().x[0, :, 0].tolist() == [10.0, 10.0, 12.0, 20.0]
 
 
 @pytest.mark.parametrize("k, dominant, contextual", [(128, 107, 20), (64, 53, 10), (32, 26, 5)])
@@ -46,8 +47,8 @@ def test_the_native_split_is_the_release_s(k: int, dominant: int, contextual: in
     chosen = sorted(sorted(range(576), key=lambda token: -float(attention[token]))[:dominant])
     rest = [token for token in range(576) if token not in chosen]
     targets = rest[:: len(rest) // contextual][:contextual]
-    merged = visionzip().reduce_native(tokens, torch.tensor([k]))
-    assert kept(visionzip().select_native(tokens, torch.tensor([k])))[0] == chosen + targets
+    merged = visionzip(native=True).reduce(tokens, torch.tensor([k]))
+    assert kept(merged.positions)[0] == chosen + targets
     unit = torch.nn.functional.normalize(keys, dim=-1)
     free = [token for token in rest if token not in targets]
     nearest = (unit[free] @ unit[targets].T).argmax(-1)

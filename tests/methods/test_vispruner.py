@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diffprune.methods.base import build_method
-from diffprune.methods.vispruner import VisPruner, drop_duplicates
+from diffprune.methods.vispruner import drop_duplicates
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
 
@@ -52,11 +52,10 @@ def test_the_native_choice_is_the_rule_list_by_list(k: int, share: float) -> Non
     x = torch.randn(1, 576, 64, generator=generator)
     attention = torch.rand(1, 576, generator=generator)
     tokens = VisualTokens(x=x, cls_attention=attention)
-    method = build_method("vispruner", important=share)
-    assert isinstance(method, VisPruner)
     expected = released_choice(x[0], attention[0], k, share)
-    assert kept(method.select_native(tokens, torch.tensor([k])))[0] == expected
-    assert kept(method.select(tokens, torch.tensor([k])))[0] == expected
+    for native in (True, False):
+        method = build_method("vispruner", important=share, native=native)
+        assert kept(method.select(tokens, torch.tensor([k])))[0] == expected
 
 
 @pytest.mark.parametrize("option, value", [("important", 1.5), ("step", 0)])

@@ -240,7 +240,9 @@ def test_a_full_disk_at_the_end_says_what_is_whole_and_the_run_can_be_ended_late
 
     with monkeypatch.context() as patch:
         patch.setattr(PrunedVLM, "save_pretrained", full)
-        sentence = r"^the trained pruner cannot be written \(No space .*checkpoint-000001 is whole: make room in .*resume"
+        sentence = (
+            r"^the trained pruner cannot be written \(No space .*checkpoint-000001 is whole: make room in .*resume"
+        )
         with pytest.raises(OSError, match=sentence):
             train(disk, tmp_path, optim={"steps": 1})
     train(disk, tmp_path, optim={"steps": 1}, resume=True)

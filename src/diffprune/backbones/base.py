@@ -71,6 +71,8 @@ class Backbone(ABC):
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
     # Per-token features of the processor that are gathered together with the ids.
     sequence_features: ClassVar[tuple[str, ...]] = ()
+    # Whether a position is one number: then a release that shortens the prompt numbers it anew.
+    plain_positions: ClassVar[bool] = True
     # Per-image features of the processor, one row each, that `positions` reads.
     picture_features: ClassVar[tuple[str, ...]] = ()
 

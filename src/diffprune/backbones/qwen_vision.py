@@ -32,6 +32,7 @@ class QwenVL(Backbone):
 
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     sequence_features: ClassVar[tuple[str, ...]] = ("mm_token_type_ids",)
+    plain_positions: ClassVar[bool] = False
     picture_features: ClassVar[tuple[str, ...]] = ("image_grid_thw",)
 
     # ------------------------------------------------------------------------------------- what a family says

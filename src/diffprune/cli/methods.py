@@ -32,7 +32,8 @@ def list_methods() -> list[dict[str, Any]]:
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the pruning methods.
 
-    "needs" is what a method asks of the model besides the visual features; "certainty" says how our rule was found:
+    First how each works, then where it comes from. "needs" is what a method asks of the model besides the visual
+    features, "budget" how it spends K, "licence" that of the original's code; "certainty" says how our rule was found:
     our own, from the paper's formula, from reading the release, or unofficial.
 
     \b
@@ -44,6 +45,10 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     if as_json:
         print_json(found)
         return
-    rows = [{**method, "needs": ", ".join(method["needs"])} for method in found]
-    print_table(rows, ["name", "idea", "place", "needs", "trained", "certainty"])
-    print("budget rule, paper, year and licence of each: diffprune methods --json")
+    rows = [
+        {**method, "needs": ", ".join(method["needs"]), "year": str(method["year"] or "")}  # a year has no comma
+        for method in found
+    ]
+    print_table(rows, ["name", "place", "needs", "trained", "budget"])
+    print_table(rows, ["name", "paper", "year", "licence", "certainty"])
+    print("the idea of each in a sentence: diffprune methods --json")

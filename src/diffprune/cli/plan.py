@@ -32,7 +32,8 @@ def command(
     """Predict operations, memory and times of a model with all its visual tokens and with some.
 
     Counts are exact. Times come from the card's datasheet and from efficiency curves, and the output says whether those
-    were fitted to a measurement; see docs/profile.md. requests_s is for the largest batch that fits the card's memory.
+    were fitted to a measurement; see docs/profile.md. requests_s is for the largest batch that fits the card's memory;
+    a batch that does not fit has no times.
 
     \b
     Examples:
@@ -74,6 +75,8 @@ def command(
         path=path,
         calibration=calibration,
     )
+    for sentence in planned.remarks(rows, budget, card):
+        typer.echo(sentence, err=True)
     if as_json:
         print_json({"gpu": card.name, "path": path, "curves": calibration.source, "rows": rows, "calibrated": checked})
         return
@@ -83,5 +86,3 @@ def command(
     print(f"{backbone} on {card.name}, {path} path, batch {batch}, {text} text tokens:")
     print_table(rows, planned.COLUMNS)
     print(f"Efficiency curves: {calibration.source}.")
-    if not rows[0]["largest_batch"]:
-        print(f"The full model does not fit into {card.memory:g} GB with one request in 16 bits.")

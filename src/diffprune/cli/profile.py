@@ -60,7 +60,7 @@ def command(
       diffprune profile --backbone llava-1.5-7b --random-weights --methods full,diffprune,holov,pyramiddrop --keep 64 --out results/ttft.json
       diffprune profile --backbone qwen2.5-vl-7b --random-weights --image 1008x1008 --keep 0.1111 --text 40,100 --batch 1,32
       diffprune profile --backbone llava-1.5-7b --random-weights --size tiny --device cpu
-      diffprune profile --backbone llava-1.5-7b --random-weights --throughput --batch 1,2,4,8,16,32,64 --out results/throughput.json
+      diffprune profile --backbone llava-1.5-7b --random-weights --throughput --paths fast --batch 1,8,32,64 --out results/throughput.json
     """  # noqa: E501
     from diffprune.measure import profile as measured
     from diffprune.measure import throughput as loop

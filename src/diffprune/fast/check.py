@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from diffprune.backbones.base import Batch
+from diffprune.fast.graphs import capturing
 from diffprune.fast.path import FastPath
 from diffprune.measure.real_size import MODELS, build
 from diffprune.measure.timing import copy_bandwidth, median_ms, times_ms, wall_ms
@@ -212,8 +213,7 @@ def gemms(fast: FastPath, device: str, rows: tuple[int, ...]) -> dict[str, Any]:
             if device == "cpu":
                 each = median_ms(every, device, runs=3) / len(weights)
             else:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                with capturing() as graph:
                     every()
                 each = median_ms(graph.replay, device, runs=10) / len(weights)
             gigabytes = weights[0].numel() * weights[0].element_size() / 1e9
@@ -235,8 +235,7 @@ def attentions(fast: FastPath, device: str) -> dict[str, Any]:
     def timed(function: Callable[[], Any]) -> float | str:
         try:
             function()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with capturing() as graph:
                 for _ in range(32):
                     function()
             return median_ms(graph.replay, device, runs=10) / 32 * 1e3

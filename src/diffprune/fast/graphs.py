@@ -1,12 +1,49 @@
 """Stages: functions on static tensors, replayed as one CUDA graph each; on other devices called as they are."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from diffprune.measure.timing import waiting_refused
+
 WARM_UPS = 2  # the first call compiles, the second finds every lazily made workspace in place
+
+
+@contextmanager
+def capturing(pool: Any = None) -> Iterator[Any]:
+    """The CUDA graph of what is launched inside.
+
+    Python's collector runs before the capture and not during it: a dead model's graph or kernel that is finalised in
+    the middle makes the capture invalid. The current stream is put back too, which torch leaves out where a capture
+    fails.
+    """
+    collects, stream = gc.isenabled(), torch.cuda.current_stream()
+    gc.collect()
+    gc.disable()
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            yield graph
+    finally:
+        torch.cuda.set_stream(stream)
+        if collects:
+            gc.enable()
+
+
+def waits_for_device(call: Callable[[], object]) -> bool:
+    """Whether the call stops until the GPU has come to something; such a call cannot be captured."""
+    try:
+        with waiting_refused():
+            call()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    return False
 
 
 class Stage:
@@ -34,8 +71,7 @@ class Stage:
                 self.function()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with capturing(pool) as graph:
             self.function()
         self.graph = graph
 

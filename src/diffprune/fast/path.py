@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Real
+from types import NoneType
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from diffprune.fast.buckets import (
     num_columns,
 )
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
-from diffprune.fast.graphs import Compiler
+from diffprune.fast.graphs import Compiler, capturing, waits_for_device
 from diffprune.fast.vision import FastScorer, make_tower, take
 from diffprune.methods.base import LayerPruner, LayerState, MergingPruner, Pruner, ScoringPruner
 from diffprune.methods.fastv import FastV
@@ -132,10 +134,7 @@ class FastPath:
         self.vlm = vlm
         self.backbone: Backbone = vlm.backbone
         self.max_new_tokens = positive("max_new_tokens", max_new_tokens)
-        self.batch_sizes = sorted({positive("batch_sizes", size) for size in batch_sizes})
-        self.text_buckets = sorted({positive("text_buckets", size) for size in text_buckets})
-        if not self.batch_sizes or not self.text_buckets:
-            raise ValueError("batch_sizes and text_buckets must each name at least one size")
+        self.batch_sizes, self.text_buckets = sorted(set(batch_sizes)), sorted(set(text_buckets))
         keeps = [vlm.budget.keep] if keep is None else [keep] if isinstance(keep, int | float) else list(keep)
         self.keeps = [Budget(value) for value in keeps]
         weight = vlm.base.get_input_embeddings().weight
@@ -290,10 +289,9 @@ class FastPath:
 
         def own_choice(x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
             if isinstance(method, MergingPruner):
-                merged = method.reduce(current(), k)
-                kept, keep = merged.x, merged.positions
+                kept, keep = method.reduce(current(), k).in_raster_order()
             else:
-                keep = method.select(current(), k)
+                keep = method.choose(current(), k).keep
                 kept = take(x, keep)
             into[0].copy_(keep)
             into[1].copy_(kept)
@@ -302,7 +300,9 @@ class FastPath:
         if isinstance(method, ScoringPruner):
             choose = choose_by_score(lambda x: method.score(current()), k, self.vision_compiler)
         alone = depends_on_features_alone(method, current(), k)
-        return choose if alone and (not self.capture or capturable(choose, picture, k)) else None
+        if not alone or (self.capture and not capturable(choose, picture, k, say=self.vlm._say_once)):
+            return None
+        return choose
 
     def _samples(self, image_sizes: Sequence[tuple[int, int]] | None) -> list[Batch]:
         """One prompt with one grey picture of each size."""
@@ -314,8 +314,6 @@ class FastPath:
                     "compile(image_sizes=[(width, height), ...])"
                 )
             return [first]
-        if not image_sizes:
-            raise ValueError("image_sizes names no size; leave it out, or give (width, height) pairs")
         return [self._sample(size) for size in image_sizes]
 
     def _sample(self, size: tuple[int, int]) -> Batch:
@@ -480,9 +478,9 @@ class FastPath:
         budget = Budget(run.keep)
         counts = budget.counts(tokens.mask) if run.picture is None else budget.count(run.picture.num_tokens)
         if isinstance(method, MergingPruner):
-            run.merged, run.chosen = self.vlm.rule.reduce(tokens, counts)
+            run.merged, run.chosen = self.vlm.rule.reduce(tokens, counts).in_raster_order()
         else:
-            run.chosen = self.vlm.rule.select(tokens, counts)
+            run.chosen = self.vlm.rule.choose(tokens, counts).keep
         assert run.chosen is not None
         if chooser is None or run.splicer is None:
             run.chooser = None
@@ -696,9 +694,11 @@ def compile_vlm(vlm: Any, **options: Any) -> FastPath:
     if vlm.fast is not None:
         raise ValueError("this model is compiled already; set vlm.fast = None first to compile for other sizes")
     known = [name for name in inspect.signature(FastPath).parameters if name != "vlm"]
-    for name in options:
+    for name, value in options.items():
         if name not in known:
             raise ValueError(f"compile() has no option {name!r}; it takes {', '.join(known)}")
+        if name in LISTS and not isinstance(value, ALONE.get(name, ())):
+            check_list(name, value)
     try:
         vlm.fast = FastPath(vlm, **options)
     except torch.cuda.OutOfMemoryError as error:
@@ -733,7 +733,31 @@ def cuts_of(method: Any, backbone: Backbone, num_visual: int, keep: int) -> Cuts
     return Cuts(num_visual=num_visual, left=left, score=score, language_model=backbone.language_model)
 
 
-def positive(name: str, value: int) -> int:
+# Options of compile() that are lists, and how each is written.
+LISTS = {
+    "keep": "keep=64 or keep=(64, 128)",
+    "batch_sizes": "batch_sizes=(1, 8)",
+    "text_buckets": "text_buckets=(64, 128)",
+    "image_sizes": "image_sizes=[(336, 336)], each (width, height)",
+}
+ALONE: dict[str, tuple[type, ...]] = {"keep": (NoneType, Real), "image_sizes": (NoneType,)}  # what need be no list
+
+
+def check_list(name: str, value: object) -> None:
+    """A sentence about an option's value that is no list, an empty one, or holds what is no size."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"{name}={value!r} is no list; write it as {LISTS[name]}")
+    if not value:
+        raise ValueError(f"{name}={value!r} names nothing; give at least one, as in {LISTS[name]}")
+    for item in value:
+        if name in ("batch_sizes", "text_buckets"):
+            positive(name, item)
+        is_pair = isinstance(item, Sequence) and len(item) == 2 and all(isinstance(side, int) for side in item)
+        if name == "image_sizes" and not (is_pair and min(item) > 0):
+            raise ValueError(f"{name}={value!r} holds {item!r}, which is no size; write it as {LISTS[name]}")
+
+
+def positive(name: str, value: object) -> int:
     """The value, or a sentence about it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} holds {value!r}; give whole numbers of at least 1")
@@ -755,8 +779,11 @@ def depends_on_features_alone(method: Pruner, tokens: VisualTokens, k: int) -> b
     return first.shape == (size, k) and torch.equal(first, second)
 
 
-def capturable(choose: Choose, picture: Picture, k: int) -> bool:
-    """Whether the choice can be captured: some methods read values back, which a graph cannot."""
+def capturable(choose: Choose, picture: Picture, k: int, *, say: Callable[[str], None]) -> bool:
+    """Whether the choice can be captured: some methods read values back, which a graph cannot.
+
+    `say` is told why where a choice that waits for nothing cannot be captured either.
+    """
     x = picture.encoded.x
     keep = torch.zeros(len(x), k, dtype=torch.int64, device=x.device)
     into = (
@@ -764,14 +791,15 @@ def capturable(choose: Choose, picture: Picture, k: int) -> bool:
         torch.empty(len(x), k, x.shape[-1], dtype=x.dtype, device=x.device),
         torch.zeros_like(x[..., 0]).float(),
     )
-    choose(x, into)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    choose(x, into)  # compiles, which may wait
+    if waits_for_device(lambda: choose(x, into)):
+        return False
     try:
-        with torch.cuda.graph(graph):
+        with capturing():
             choose(x, into)
-    except Exception:
-        torch.cuda.synchronize()
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        say(f"the choice of tokens cannot be a CUDA graph and runs as without compile(): {reason}")
         return False
     return True
 

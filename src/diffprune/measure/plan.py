@@ -29,7 +29,7 @@ from diffprune.measure.flops import (
 )
 from diffprune.measure.gpus import Gpu, find_gpu, gpu_of_device
 from diffprune.measure.roofline import FEWEST_POINTS, Calibration, Curve, Work, fit_curve
-from diffprune.measure.shapes import SHAPES, build
+from diffprune.measure.shapes import SHAPES, build, is_preset
 from diffprune.methods.base import LayerPruner, build_method
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
@@ -103,8 +103,9 @@ def describe(name: str) -> Model:
 
         config, processor = AutoConfig.from_pretrained(name), AutoProcessor.from_pretrained(name)
     else:
+        what = "is known, but there is no shape for a plan yet" if is_preset(name) else "is not known"
         raise ValueError(
-            f"backbone {name!r} is not known; give one of {', '.join((*SHAPES, *SPECS))}, or the folder of a model"
+            f"backbone {name!r} {what}; give one of {', '.join((*SHAPES, *SPECS))}, or the folder of a model"
         )
     model = build(config, "meta", torch.float16)
     sizes = {key: value.numel() for key, value in model.named_parameters()}
@@ -249,7 +250,10 @@ def plan(
     itemsize: int = 2,
     calibration: Calibration | None = None,
 ) -> list[dict[str, Any]]:
-    """Two rows, full and pruned, and a third with what is gained (full over pruned)."""
+    """Two rows, full and pruned, and a third with what is gained (full over pruned).
+
+    A row whose batch does not fit the card's memory has counts and the largest batch, but no times.
+    """
     if min(num_text, batch, new_tokens) < 1:
         raise ValueError(f"text={num_text}, batch={batch}, new tokens={new_tokens}: each must be 1 or more")
     model, calibration = describe(name), calibration or CALIBRATIONS[path]
@@ -283,7 +287,7 @@ def plan(
             "batch": batch,
             "tflops": prefill_flops(model.text, num_kept + num_text) / 1e12,
             "kv_mb": kv_bytes(model.text, columns + new_tokens, batch=batch, element_size=itemsize) / 1e6,
-            **timed(batch),
+            **(timed(batch) if batch <= largest else {}),
             "largest_batch": largest,
             "requests_s": 0.0,
         }
@@ -293,11 +297,28 @@ def plan(
         rows.append(row)
     full, pruned = rows
     compared = ("tflops", "kv_mb", "encode_ms", "prefill_ms", "ttft_ms")
-    gains: dict[str, Any] = {key: full[key] / pruned[key] for key in compared}
+    gains: dict[str, Any] = {key: full[key] / pruned[key] for key in compared if key in full and key in pruned}
     for key in ("largest_batch", "requests_s"):  # more is better here
         if full[key]:
             gains[key] = pruned[key] / full[key]
     return [*rows, {"method": "gain (times)", **gains}]
+
+
+def remarks(rows: Sequence[dict[str, Any]], keep: int | float, gpu: Gpu) -> list[str]:
+    """What a reader of a plan's first two rows must not miss, a sentence each."""
+    full, pruned = rows[:2]
+    said = []
+    for row in (full, pruned):
+        if not row["largest_batch"]:
+            said.append(f"The {row['method']} model does not fit into {gpu.memory:g} GB with one request in 16 bits.")
+        elif row["batch"] > row["largest_batch"]:
+            said.append(
+                f"A batch of {row['batch']:,} does not fit into {gpu.memory:g} GB with the {row['method']} model, "
+                f"so it has no times; the largest that fits is {row['largest_batch']:,}."
+            )
+    if isinstance(keep, int) and keep > full["num_visual"]:
+        said.append(f"keep={keep} is more than the picture has ({full['num_visual']}): nothing is pruned.")
+    return said
 
 
 # --- measured rows ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch
 from diffprune.loading import load_base
 from diffprune.measure.flops import Layers, layer_tokens
-from diffprune.measure.shapes import SHAPES, build
+from diffprune.measure.shapes import SHAPES, build, is_preset
 from diffprune.methods.base import LayerPruner, LayerState, MergingPruner, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.ops import take_tokens
@@ -67,7 +67,9 @@ def load_subject(name: str, *, random_weights: bool, tiny: bool, device: str, dt
         model, processor = load_base(name, dtype=dtype)
         return PrunedVLM(model.to(device), processor)
     if name not in SHAPES:
-        raise ValueError(f"random weights are there for {', '.join(SHAPES)}, not for {name!r}; take one of them")
+        what = "is known, but its size cannot be built with random weights yet" if is_preset(name) else "is not known"
+        way_out = "take one of them, or leave --random-weights out to load it"
+        raise ValueError(f"backbone {name!r} {what}; random weights are there for {', '.join(SHAPES)}: {way_out}")
     config, processor = SHAPES[name](tiny)
     return PrunedVLM(build(config, device, dtype), processor)
 

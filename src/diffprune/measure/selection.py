@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from diffprune.measure.timing import time_ms, waiting_refused
+from diffprune.fast.graphs import capturing, waits_for_device
+from diffprune.measure.timing import time_ms
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, TrainablePruner, build_method
 from diffprune.nn import BlockSpec
 from diffprune.registry import METHODS
@@ -165,18 +166,6 @@ def measure(call: Callable[[], object], device: str, seconds: float) -> dict[str
     return {"pruner_ms": statistics.median(times), "calls": len(times)}
 
 
-def waits_for_device(call: Callable[[], object]) -> bool:
-    """Whether the call stops until the GPU has come to something; such a call cannot be captured."""
-    try:
-        with waiting_refused():
-            call()
-    except RuntimeError as error:
-        if "synchronizing" not in str(error):
-            raise
-        return True
-    return False
-
-
 def graph_ms(call: Callable[[], object], device: str, calls: int) -> float:
     """The median time of a replay of the call as a CUDA graph."""
     side = torch.cuda.Stream()
@@ -184,8 +173,7 @@ def graph_ms(call: Callable[[], object], device: str, calls: int) -> float:
     with torch.cuda.stream(side):  # as capturing does, away from the default stream
         call()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing() as graph:
         call()
     graph.replay()
     return statistics.median(time_ms(graph.replay, device) for _ in range(calls))

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from diffprune.registry import BACKBONES
+
 CHARACTERS = 4096  # more than any prompt of a measurement
 
 
@@ -199,6 +201,11 @@ SHAPES: dict[str, Callable[[bool], tuple[Any, Any]]] = {
     "qwen2.5-vl-7b": partial(qwen, "7b"),
     "qwen2.5-vl-32b": partial(qwen, "32b"),
 }
+
+
+def is_preset(name: str) -> bool:
+    """Whether `diffprune backbones` lists the name, with or without a shape here."""
+    return any(name in BACKBONES.get(family).presets for family in BACKBONES.names())
 
 
 def build(config: Any, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:

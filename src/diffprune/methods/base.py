@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from diffprune.methods.layer_budget import layer_average
 from diffprune.methods.llm_attention import Reader, at_columns
+from diffprune.methods.similarity import raster
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import hard_topk, take_tokens
@@ -82,6 +83,7 @@ class Pruner(nn.Module, ABC):
     place: ClassVar[str] = "before the LLM"
     trained: ClassVar[bool] = False
     learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data can tell them
+    native_positions: ClassVar[str] = "original"  # "packed" where the release numbers what is left without gaps
     Options: ClassVar[type] = NoOptions
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
@@ -89,17 +91,29 @@ class Pruner(nn.Module, ABC):
         self.options = self.Options() if options is None else options
         self.block = block
 
+    @property
+    def is_native(self) -> bool:
+        """Whether it does as its release does, where it has such an option."""
+        return getattr(self.options, "native", False)
+
+    @property
+    def positions(self) -> str:
+        """ "original", or "packed" where the method numbers what is left anew, inside the LLM after each cut."""
+        return self.native_positions if self.is_native else "original"
+
     @abstractmethod
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         """Indices of the tokens that stay: ascending, never padding, -1 at the end of rows that keep fewer.
 
+        Where the method is built with `native=True` they come in the order of its release; `choose` has them ascending.
         A tensor of counts has to be read, which waits for its device. With an int, and tokens that were given no mask,
         every shape is known beforehand.
         """
 
     def choose(self, tokens: VisualTokens, k: Counts) -> Choice:
-        """What `select` gives, with the scores it went by."""
-        return Choice(self.select(tokens, k))
+        """What `select` gives, in raster order whatever its own is, with the scores it went by."""
+        keep = self.select(tokens, k)
+        return Choice(raster(keep) if self.is_native else keep)
 
     def parameter_counts(self) -> dict[str, int]:
         """Parameters that are deployed, all there are, and those that learn."""
@@ -185,10 +199,19 @@ class SelfTaughtPruner(Pruner):
 
 
 class Merged(NamedTuple):
-    """New tokens in place of the old ones, and the raster index each stands at (ascending, -1 for padding)."""
+    """New tokens in place of the old ones, and the raster index each stands at, -1 for padding.
+
+    Ascending, or in the order of the release where the method is built with `native=True`.
+    """
 
     x: Float[Tensor, "B K D"]
     positions: Int[Tensor, "B K"]
+
+    def in_raster_order(self) -> "Merged":
+        """The same tokens with their positions ascending, padding at the end."""
+        last = torch.iinfo(self.positions.dtype).max
+        order = self.positions.masked_fill(self.positions < 0, last).sort(dim=-1).indices
+        return Merged(take_tokens(self.x, order), self.positions.gather(-1, order))
 
 
 class MergingPruner(Pruner):
@@ -376,11 +399,6 @@ class LayerPruner(Pruner):
         """What is added before that layer to a token of the method's own, which stands behind the prompt until the
         cut and starts from zero; None where it has no such token."""
         return None
-
-    @property
-    def positions(self) -> str:
-        """ "original", or "packed" where a method numbers what is left anew after each cut."""
-        return "original"
 
     def average(self, num_layers: int, num_visual: int, keep: int) -> float:
         """Visual tokens a decoder layer sees, mean over all layers: the other meaning of "K tokens" in tables."""

@@ -49,6 +49,7 @@ class CDPruner(Pruner):
         certainty="release read",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = CDPrunerOptions
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:

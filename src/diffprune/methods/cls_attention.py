@@ -1,5 +1,6 @@
 """FasterVLM: keep the tokens that the encoder's [CLS] token attends to most. No training."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxtyping import Float
@@ -8,6 +9,15 @@ from torch import Tensor
 from diffprune.methods.base import Card, ScoringPruner
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClsAttentionOptions:
+    """Args:
+    native: As released: what is left is numbered without gaps, where positions are plain. The choice is the same.
+    """
+
+    native: bool = False
 
 
 @METHODS.register("cls_attention")
@@ -22,6 +32,8 @@ class ClsAttention(ScoringPruner):
         certainty="release read",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
+    native_positions: ClassVar[str] = "packed"
+    Options: ClassVar[type] = ClsAttentionOptions
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         if tokens.cls_attention is None:

@@ -33,6 +33,7 @@ class DivPrune(Pruner):
         certainty="release read",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"projected"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = DivPruneOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:

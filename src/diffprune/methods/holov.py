@@ -29,8 +29,9 @@ class HoloVOptions:
         image, the best of a crop by the combined score.
     crops: How many; left out, `1024 / 576 * N / K`: 8, 16 and 32 for K = 128, 64 and 32 of 576.
     alpha: Weight of the spread of similarities beside the attention.
-    native: Leave a crop's surplus quota unspent, where the release puts all-zero tokens; `select` may then keep less
-        than K. Projected tokens are compared, as released; else the encoder's, unless projected ones are given.
+    native: As released: tokens come crop after crop, by falling attention inside one (a crop that is kept whole in
+        raster order); a crop's surplus quota, which the release fills with all-zero tokens, stays unspent, so that
+        less than K may be kept; and projected tokens are compared, else the encoder's, unless projected ones are given.
     """
 
     variant: str = "release"
@@ -67,22 +68,14 @@ class HoloV(Pruner):
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)
-        if self.options.native:
+        if self.is_native:
             self.needs = frozenset({"cls_attention", "projected"})  # pyright: ignore[reportAttributeAccessIssue]
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        return raster(self._choose(tokens, k, native=self.options.native))[:, : widest(k)]
+        chosen = self._crop_by_crop(tokens, k)
+        return pack(chosen, chosen >= 0, widest(k)) if self.is_native else raster(chosen)[:, : widest(k)]
 
-    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        """What the release keeps, in its order: crop after crop, by falling attention inside one.
-
-        A crop that is kept whole stays in raster order. -1 stands at the end of a row where the release pads with
-        all-zero tokens.
-        """
-        chosen = self._choose(tokens, k, native=True)
-        return pack(chosen, chosen >= 0, widest(k))
-
-    def _choose(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Int[Tensor, "B M"]:
+    def _crop_by_crop(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B M"]:
         """What is kept, crop after crop and best first, among -1 for all others."""
         attention = cls_attention(tokens, "holov")
         check_inputs(attention, k, tokens.mask)
@@ -96,7 +89,8 @@ class HoloV(Pruner):
             alpha=self.options.alpha,
             shared_scale=self.options.variant == "paper",
         )
-        quota = split_budget(scores.crop, sizes, per_row(k, attention, torch.int64).squeeze(-1), exact=not native)
+        budget = per_row(k, attention, torch.int64).squeeze(-1)
+        quota = split_budget(scores.crop, sizes, budget, exact=not self.is_native)
         place = torch.arange(filled.shape[-1], device=filled.device)
         value = scores.token if self.options.variant == "paper" else own
         # A crop that is kept whole stays as it lies.

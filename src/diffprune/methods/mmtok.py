@@ -47,6 +47,7 @@ class MMTok(Pruner):
         certainty="release read",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = MMTokOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:

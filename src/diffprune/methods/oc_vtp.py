@@ -40,8 +40,9 @@ class OCVTPOptions:
     iterations: Of slot attention.
     seed: Of the slots' start, the same for every image.
     decoder_depth: Layers of the decoder that rebuilds the picture in training.
-    native: As released: what the slots leave of K goes to the tokens that receive most attention in the encoder; else
-        to those that come next in a slot's own attention, which needs nothing of the encoder.
+    native: As released: [CLS] is counted in K, so that K - 1 tokens of the picture are kept; what the slots leave of
+        them goes to the tokens that receive most attention in the encoder, else to those that come next in a slot's own
+        attention, which needs nothing of the encoder; where the slots hold one too many, the last in raster order goes.
     """
 
     slot_width: int | None = None
@@ -68,6 +69,7 @@ class OCVTP(SelfTaughtPruner):
         licence="MIT",
         certainty="release read",
     )
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = OCVTPOptions
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
@@ -75,10 +77,12 @@ class OCVTP(SelfTaughtPruner):
         width = require_block("oc_vtp", block).width
         self.slots = SlotAttention(width, self.options.slot_width or max(1, width // 2), self.options.iterations)
         self.throttle_decoder: ReconstructionDecoder | None = None
-        if self.options.native:
+        if self.is_native:
             self.needs = frozenset({"cls_attention"})  # pyright: ignore[reportAttributeAccessIssue]
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        if self.is_native:
+            _require_room_for_cls(k)
         num_slots = widest(k)
         noise = slot_noise(num_slots, self.slots.width, self.options.seed, tokens.x.device)
         rows = per_row(k, tokens.mask, torch.int64).squeeze(-1)
@@ -88,10 +92,15 @@ class OCVTP(SelfTaughtPruner):
         is_slot = _slots_in_use(rows, num_slots)
         chosen = torch.zeros_like(tokens.mask, dtype=torch.int64).scatter_add(1, first, is_slot.long()) > 0
         # Slots may agree on a token; the places that leaves go by the fill, which is 1 at most.
-        return hard_topk(self._fill(tokens, attention) + 2.0 * chosen, k, tokens.mask)
+        fill = self._fill(tokens, attention)
+        if not self.is_native:
+            return hard_topk(fill + 2.0 * chosen, k, tokens.mask)
+        # [CLS] stands before all patches, so where no two slots agree the last of theirs is cut off.
+        from_behind = torch.arange(fill.shape[-1] + 1, 1, -1, device=fill.device, dtype=fill.dtype)
+        return hard_topk(torch.where(chosen, from_behind, fill), k - 1, tokens.mask)
 
     def _fill(self, tokens: VisualTokens, attention: Float[Tensor, "B S N"]) -> Float[Tensor, "B N"]:
-        if not self.options.native:
+        if not self.is_native:
             return _shares(attention).amax(1)
         if tokens.cls_attention is None:
             raise ValueError(
@@ -293,6 +302,13 @@ def position_codes(num_tokens: int, width: int, device: torch.device) -> Float[T
 def _units(tokens: VisualTokens) -> Float[Tensor, "B N D"]:
     """Features of each token, float32, padding 0; a token made of several patches stands for their mean."""
     return zero_padding(tokens.x.float(), tokens.mask).unflatten(-1, (tokens.group, -1)).mean(-2)
+
+
+def _require_room_for_cls(k: Counts) -> None:
+    """A `ValueError` where [CLS] would be all that is kept."""
+    smallest = k if isinstance(k, int) else min(k.tolist(), default=2)
+    if smallest < 2:
+        raise ValueError(f"keep={smallest} leaves native OC-VTP no token beside [CLS]; keep at least 2")
 
 
 def _slots_in_use(k: Int[Tensor, " B"], num_slots: int) -> Bool[Tensor, "B S"]:

@@ -27,9 +27,10 @@ class PruneSIDOptions:
     tokens_per_group: K over this is the number of groups.
     components: "exact" takes principal components from the Gram matrix; "subspace" comes near to them by a few rounds
         of subspace iteration, in a small part of the time; "lowrank" draws the release's randomised approximation
-        (`torch.pca_lowrank`) from torch's global generator, so it is only as repeatable as its seed. "auto" is "exact"
-        where `native` is set, else "subspace".
-    native: Count [CLS] in K, as the release does: K - 1 tokens of the picture are kept.
+        (`torch.pca_lowrank`) from torch's global generator, so it is only as repeatable as its seed. "auto" is
+        "lowrank" where `native` is set, else "subspace".
+    native: As released: [CLS] is counted in K, so that K - 1 tokens of the picture are kept, and they come group after
+        group, best first.
     """
 
     tokens_per_group: int = 4
@@ -57,27 +58,22 @@ class PruneSID(Pruner):
     Options: ClassVar[type] = PruneSIDOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        native = self.options.native
-        return raster(self._choose(tokens, k, native=native))[:, : max(0, widest(k) - int(native))]
+        chosen = self._group_by_group(tokens, k)
+        return pack(chosen, chosen >= 0, max(0, widest(k) - 1)) if self.is_native else raster(chosen)[:, : widest(k)]
 
-    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        """What the release keeps beside [CLS], K - 1 tokens, in its order: group after group, best first."""
-        chosen = self._choose(tokens, k, native=True)
-        return pack(chosen, chosen >= 0, max(0, widest(k) - 1))
-
-    def _choose(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Int[Tensor, "B N"]:
+    def _group_by_group(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B N"]:
         """What is kept, group after group and best first, among -1 for all others.
 
         With one K for all pictures nothing of this needs a look at the device, and where none is allowed there is none.
         """
         attention, mask, padding = cls_attention(tokens, "prunesid"), tokens.mask, tokens.padding_mask
         check_inputs(attention, k, mask)
-        if native:
+        if self.is_native:
             self._check_native(k)
         if not isinstance(k, int):
             k = per_row(k, attention, torch.int64).squeeze(-1)
         x = tokens.x.float()
-        loadings, num_groups = self._principal(x, padding, k, native=native)
+        loadings, num_groups = self._principal(x, padding, k)
         group = best_component(loadings, num_groups)
         if padding is not None:
             group.masked_fill_(~padding, 0)
@@ -85,18 +81,18 @@ class PruneSID(Pruner):
         rank = ranks(attention, padding)
         survives = suppress(similarity, rank, group, mask, k / 32 * mean_similarity(similarity, padding))
         sizes, thinned = (count_members(group, chosen, loadings.shape[-1]) for chosen in (mask, survives))
-        quota = split_budget(sizes, thinned, k, k - 1 if native else k)
+        quota = split_budget(sizes, thinned, k, k - 1 if self.is_native else k)
         place = torch.where(survives, rank, rank + mask.shape[-1])  # survivors first
         return take_quota(group, place, quota, mask, sizes)
 
     def _principal(
-        self, x: Float[Tensor, "B N D"], padding: Bool[Tensor, "B N"] | None, k: Counts, *, native: bool
+        self, x: Float[Tensor, "B N D"], padding: Bool[Tensor, "B N"] | None, k: Counts
     ) -> tuple[Float[Tensor, "B N G"], Counts]:
         """How much each token has of each component, and how many components each picture has."""
         most = max(1, min(x.shape[-1] - 1, x.shape[1]))  # no more components than there are
         per_group = self.options.tokens_per_group
         width = min(max(1, widest(k) // per_group), most)
-        loadings = self._loadings(native)
+        loadings = self._loadings()
         if isinstance(k, int):
             return loadings(x, padding, width, width), width
         num_groups = (k // per_group).clamp(min=1, max=most)
@@ -109,10 +105,10 @@ class PruneSID(Pruner):
         if smallest is not None and smallest < least:
             raise ValueError(f"keep={smallest} leaves native PruneSID no group; it needs K of at least {least}")
 
-    def _loadings(self, native: bool) -> Callable[..., Float[Tensor, "B N G"]]:
+    def _loadings(self) -> Callable[..., Float[Tensor, "B N G"]]:
         kind = self.options.components
         if kind == "auto":
-            kind = "exact" if native else "subspace"
+            kind = "lowrank" if self.is_native else "subspace"
         return {"exact": exact_loadings, "subspace": subspace_loadings, "lowrank": drawn_loadings}[kind]
 
 

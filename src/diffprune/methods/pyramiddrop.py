@@ -23,8 +23,7 @@ class PyramidDropOptions:
     ratios: Share of all visual tokens that each stage holds.
     budget: "exact" puts K in place of the last stage, and no stage holds fewer; "average" makes K the mean over all
         layers, every stage the same share of the one before.
-    native: As released: every stage holds int(N * ratio) tokens whatever K is (but all where K is all), and what is
-        left is numbered anew after each cut.
+    native: As released: what is left is numbered anew after each cut. The release's own ratios are those of K = N / 8.
     """
 
     layers: Sequence[int] | None = None
@@ -62,11 +61,8 @@ class PyramidDrop(LayerPruner):
         budget="exact K after the last stage, or K as the mean over layers",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"llm_attention"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = PyramidDropOptions
-
-    @property
-    def positions(self) -> str:
-        return "packed" if self.options.native else "original"
 
     def cuts(self, num_layers: int) -> list[int]:
         """The layers before which tokens are dropped; a shallow model may have fewer of them than stages."""
@@ -78,12 +74,10 @@ class PyramidDrop(LayerPruner):
         options, cuts = self.options, self.cuts(num_layers)
         if keep >= num_visual:
             return dict.fromkeys(cuts, num_visual)
-        by_ratio = [max(1, int(num_visual * ratio)) for ratio in options.ratios]
-        if options.native:
-            return dict(zip(cuts, by_ratio, strict=True))
         if options.budget == "average":
             return average_stages(sorted(set(cuts)), num_layers, num_visual, keep)
-        counts = [max(keep, count) for count in by_ratio[:-1]] + [keep]
+        by_ratio = [int(num_visual * ratio) for ratio in options.ratios[:-1]]
+        counts = [max(keep, count) for count in by_ratio] + [keep]
         return dict(zip(cuts, counts, strict=True))
 
     def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:

@@ -21,8 +21,8 @@ from diffprune.types import VisualTokens
 class ToMeOptions:
     """Args:
     metric: What is compared: "features" of the tokens, or the encoder's "keys", averaged over heads.
-    native: Between rounds leave the tokens in the order the release's matching gives them (unmerged ones by falling
-        similarity, then the other set) instead of raster order; it decides who can meet whom in the next round.
+    native: Leave the tokens in the order the release's matching gives them (unmerged ones by falling similarity, then
+        the other set) instead of raster order; between rounds it decides who can meet whom in the next one.
     """
 
     metric: str = "features"
@@ -59,20 +59,10 @@ class ToMe(MergingPruner):
             self.needs = frozenset({"keys"})  # pyright: ignore[reportAttributeAccessIssue]
 
     def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
-        return self._merged(tokens, in_raster_order(self._merge(tokens, k, native=self.options.native)))
-
-    def reduce_native(self, tokens: VisualTokens, k: Counts) -> Merged:
-        """The tokens that repeated rounds of the release's matching leave, in its order."""
-        return self._merged(tokens, self._merge(tokens, k, native=True))
-
-    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        """Where those stand."""
-        return self.reduce_native(tokens, k).positions
-
-    def _merged(self, tokens: VisualTokens, bag: Bag) -> Merged:
+        bag = self._merge(tokens, k)
         return Merged(bag.values[..., : tokens.x.shape[-1]].to(tokens.x.dtype), bag.positions)
 
-    def _merge(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Bag:
+    def _merge(self, tokens: VisualTokens, k: Counts) -> Bag:
         mask, width = tokens.mask, tokens.x.shape[-1]
         check_inputs(mask.float(), k, mask)
         values = tokens.x.float()
@@ -92,7 +82,7 @@ class ToMe(MergingPruner):
             counts = counts - gone
             left = [now - merged for now, merged in zip(left, merges, strict=True)]
             bag = Bag(*(part[:, : max(left)] for part in bag))
-            bag = bag if native else in_raster_order(bag)
+            bag = bag if self.is_native else in_raster_order(bag)
         return Bag(*(part[:, : max(left, default=0)] for part in bag))
 
 

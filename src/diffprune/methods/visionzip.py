@@ -22,7 +22,8 @@ class VisionZipOptions:
     """Args:
     contextual: How much of K is contextual tokens: an int is tokens, a float a share. The default is the release's
         20 of 128, 10 of 64, 5 of 32.
-    native: Count [CLS] in K, as the release does: K - 1 tokens come from the picture.
+    native: As released: [CLS] is counted in K, so that K - 1 tokens come from the picture, and contextual tokens come
+        behind the dominant ones.
     """
 
     contextual: int | float = 10 / 64
@@ -47,27 +48,20 @@ class VisionZip(MergingPruner):
         budget="exact K, dominant + contextual",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention", "keys"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = VisionZipOptions
 
     def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
-        merged = self._merge(tokens, k, native=self.options.native)
-        order = merged.positions.masked_fill(merged.positions < 0, tokens.x.shape[1]).sort(dim=-1).indices
-        return Merged(take_tokens(merged.x, order), merged.positions.gather(-1, order))
+        merged = self._merge(tokens, k)
+        return merged if self.is_native else merged.in_raster_order()
 
-    def reduce_native(self, tokens: VisualTokens, k: Counts) -> Merged:
-        """What the release puts after [CLS], K - 1 tokens, in its order: dominant ones as they lie, then contextual."""
-        return self._merge(tokens, k, native=True)
-
-    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        """Where those stand: the dominant tokens, then the targets of the contextual ones."""
-        return self.reduce_native(tokens, k).positions
-
-    def _merge(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Merged:
+    def _merge(self, tokens: VisualTokens, k: Counts) -> Merged:
+        """The dominant tokens as they lie, then the contextual ones."""
         attention, mask = cls_attention(tokens, "visionzip"), tokens.mask
         check_inputs(attention, k, mask)
         metric = zero_padding(key_metric(tokens, "visionzip", self.block), tokens.padding_mask)
-        contextual = self._contextual(k, native=native)
-        main = k - int(native) - contextual
+        contextual = self._contextual(k)
+        main = k - int(self.is_native) - contextual
         dominant = hard_mask(attention, main, mask)
         rest = mask & ~dominant
         target = spaced_targets(rest, per_row(contextual, mask, torch.int64))
@@ -80,21 +74,21 @@ class VisionZip(MergingPruner):
         positions = torch.cat([kept, centres], dim=-1)
         found = positions >= 0  # rows that have fewer dominant tokens have a gap before their contextual ones
         places = torch.arange(found.shape[-1], device=found.device).expand(found.shape)
-        order = pack(places, found, max(0, widest(k) - int(native)))
+        order = pack(places, found, max(0, widest(k) - int(self.is_native)))
         positions = positions.gather(-1, order.clamp(min=0)).masked_fill(order < 0, -1)
         return Merged(take_tokens(joined, order), positions)
 
-    def _contextual(self, k: Counts, *, native: bool) -> Counts:
+    def _contextual(self, k: Counts) -> Counts:
         """How many of each row's K are contextual; a `ValueError` where that leaves no dominant token."""
-        share = self.options.contextual
+        share, extra = self.options.contextual, int(self.is_native)
         budgets = [k] if isinstance(k, int) else k.tolist()
         counts = [share if isinstance(share, int) else math.floor(budget * share + 0.5) for budget in budgets]
         for budget, count in zip(budgets, counts, strict=True):
-            if budget and budget - int(native) - count < 1:
-                smallest = share + 1 + int(native) if isinstance(share, int) else _smallest(share, int(native))
+            if budget and budget - extra - count < 1:
+                smallest = share + 1 + extra if isinstance(share, int) else _smallest(share, extra)
                 raise ValueError(
                     f"keep={budget} leaves VisionZip no dominant token beside {count} contextual ones"
-                    f"{' and [CLS]' if native else ''}; keep at least {smallest}, or lower contextual={share}"
+                    f"{' and [CLS]' if extra else ''}; keep at least {smallest}, or lower contextual={share}"
                 )
         return counts[0] if isinstance(k, int) else k.new_tensor(counts)
 

@@ -47,16 +47,10 @@ class VisPruner(Pruner):
         certainty="release read",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = VisPrunerOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        return self._choose(tokens, k, native=self.options.native)
-
-    def select_native(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        """What the release keeps, in its order, which is raster order."""
-        return self._choose(tokens, k, native=True)
-
-    def _choose(self, tokens: VisualTokens, k: Counts, *, native: bool) -> Int[Tensor, "B K"]:
         attention = cls_attention(tokens, "vispruner")
         check_inputs(attention, k, tokens.mask)
         static = isinstance(k, int) and tokens.is_full  # then every row is as long as the others
@@ -64,7 +58,7 @@ class VisPruner(Pruner):
         important = [int(budget * self.options.important) for budget in budgets]
         wanted = [budget - first for budget, first in zip(budgets, important, strict=True)]
         order = descending(attention, tokens.mask)  # [B, N]
-        similarity = cosine_matrix(zero_padding(tokens.x if native else tokens.x.float(), tokens.padding_mask))
+        similarity = cosine_matrix(zero_padding(tokens.x if self.is_native else tokens.x.float(), tokens.padding_mask))
         if static and important:
             best, rest, goal = order[:, : important[0]], order[:, important[0] :], wanted[0]
         else:

@@ -1,0 +1,151 @@
+"""Captures: what is put back after one, and which choices become graphs. The device is made up; a GPU is not needed."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from diffprune.fast import graphs
+from diffprune.fast import path as fast_path
+from diffprune.fast.buckets import Picture
+from diffprune.fast.graphs import Stage, capturing
+from diffprune.fast.vision import Encoded
+
+
+class MadeUpDevice:
+    """A device whose captures leave the process on their own stream where they fail, as torch's do."""
+
+    def __init__(self) -> None:
+        self.stream, self.pools = "main", []
+        self.fails_at_the_end = False
+
+    @contextmanager
+    def capture(self, graph: object, pool: Any) -> Iterator[None]:
+        assert not gc.isenabled()
+        self.pools.append(pool)
+        self.stream = "capture"
+        yield
+        if self.fails_at_the_end:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.stream = "main"
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> MadeUpDevice:
+    device = MadeUpDevice()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", device.capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: device.stream)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(device, "stream", stream))
+    return device
+
+
+@pytest.fixture(params=[True, False], ids=["collecting", "not collecting"])
+def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """The collector on or off, as a test finds it."""
+    was = gc.isenabled()
+    (gc.enable if request.param else gc.disable)()
+    yield request.param
+    (gc.enable if was else gc.disable)()
+
+
+def test_the_collector_rests_during_a_capture_and_is_then_as_before(device: MadeUpDevice, collects: bool) -> None:
+    with capturing("pool") as graph:
+        assert not gc.isenabled()
+    assert gc.isenabled() == collects and graph is not None and device.pools == ["pool"]
+
+
+def test_after_a_failed_capture_collector_and_stream_are_as_before(device: MadeUpDevice, collects: bool) -> None:
+    device.fails_at_the_end = True
+    with pytest.raises(RuntimeError, match="stream is capturing"), capturing():
+        pass
+    assert gc.isenabled() == collects and device.stream == "main"
+
+
+def test_after_a_failure_inside_a_capture_collector_and_stream_are_as_before(
+    device: MadeUpDevice, collects: bool
+) -> None:
+    with pytest.raises(KeyError), capturing():
+        raise KeyError("inside")
+    assert gc.isenabled() == collects and device.stream == "main"
+
+
+def test_what_is_dead_is_collected_before_the_capture(device: MadeUpDevice) -> None:
+    finalised = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            finalised.append(device.stream)
+
+    gc.disable()
+    try:
+        Cycle()
+        with capturing():
+            pass
+    finally:
+        gc.enable()
+    assert finalised == ["main"]
+
+
+def test_a_stage_that_is_not_captured_needs_no_device() -> None:
+    calls: list[int] = []
+    stage = Stage(lambda: calls.append(1), capture=False)
+    stage.warm_up()
+    stage()
+    assert len(calls) == 2 and stage.graph is None
+
+
+# --- choices ----------------------------------------------------------------------------------------------------------
+
+
+def capturable(say: Any = lambda sentence: None) -> bool:
+    """Whether a choice of one of four tokens can be captured."""
+    about = {"grid": ((2, 2),), "seeds": (0,)}
+    picture = Picture.build(
+        lambda pixels: Encoded(torch.zeros(1, 4, 2), None, None), torch.zeros(1, 3, 2, 2), 1, about, capture=False
+    )
+    return fast_path.capturable(lambda x, into: None, picture, 1, say=say)
+
+
+def test_a_choice_that_waits_for_the_device_is_not_even_tried(
+    device: MadeUpDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def refused() -> Iterator[None]:
+        raise RuntimeError("called a synchronizing CUDA operation")
+        yield
+
+    monkeypatch.setattr(graphs, "waiting_refused", refused)
+    assert not capturable() and device.pools == []
+
+
+def test_a_choice_whose_capture_fails_is_said_with_its_reason(
+    device: MadeUpDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_path, "waits_for_device", lambda call: False)
+    said: list[str] = []
+    assert capturable(said.append) and said == []
+    device.fails_at_the_end = True
+    assert not capturable(said.append)
+    assert len(said) == 1 and said[0].endswith("operation not permitted when stream is capturing")
+    assert device.stream == "main"
+
+
+def test_an_error_that_speaks_of_no_waiting_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def allowed() -> Iterator[None]:
+        yield
+
+    def broken() -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(graphs, "waiting_refused", allowed)
+    assert not graphs.waits_for_device(lambda: None)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        graphs.waits_for_device(broken)
