@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from diffprune.fast.graphs import capturing
 from diffprune.measure.timing import waiting_refused
 from diffprune.methods.base import build_method
 from diffprune.methods.prunesid import (
@@ -254,8 +255,7 @@ def test_a_captured_choice_is_the_plain_one(num_tokens: int, k: int) -> None:
         expected = method.select(tokens, k)
         with waiting_refused():  # warm for the capture, and by the same way
             assert method.select(tokens, k).shape == expected.shape
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing() as graph:
             keep = method.select(tokens, k)
         graph.replay()
     assert torch.equal(keep, expected)
