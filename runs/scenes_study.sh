@@ -94,12 +94,12 @@ main_trainings() {
                 ;;
             diffprune-paper) train "$name" "$seed" "budget.range=$RANGE" recipe=paper ;;
             diffprune-*) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" $OURS ;;
-            *) train "$name" "$seed" "budget.range=$RANGE" ;;
+            *) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" ;;
             esac
         done
     done
     for name in $LEARNED; do
-        for seed in ${LEARNED_SEEDS:-$seed1}; do train "$name" "$seed" "budget.range=$RANGE"; done
+        for seed in ${LEARNED_SEEDS:-$seed1}; do train "$name" "$seed" "budget.range=$RANGE" "method.name=$name"; done
     done
 }
 
