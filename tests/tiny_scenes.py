@@ -1,5 +1,6 @@
 """A reference model of the scenes world in miniature: 36 tokens, random weights, the real tokenizer and processor."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,8 @@ SPEC = reference.ReferenceSpec(
     head_width=16,
 )
 NUM_VISUAL = SPEC.grid**2
+# For what looks at the feature layer, the last but one: a block before it and one behind, 8 x 8 tokens.
+THREE_BLOCKS = replace(SPEC, patch=24, vision_blocks=3, vision_hidden=48, text_hidden=48)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Tables of rows: methods that were measured under the same conditions stand side by side."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -78,14 +79,9 @@ def test_many_columns_leave_out_what_is_the_same_and_stand_on_their_side():
     assert "|  | a | b |" in page and "| key_3 | 3 | 4 |" in page
 
 
-def test_a_readme_block_can_be_short():
-    rows = [
-        {**ROW, "method": "full", "path": "eager", "batch": 1, "ttft_ms": 30.0, "encode_ms": 9.0},
-        {**ROW, "method": "diffprune", "batch": 1, "ttft_ms": 6.0, "encode_ms": 1.0},
-        {**ROW, "method": "diffprune", "batch": 32, "ttft_ms": 99.0},
-    ]
-    results = Results(
-        name="ttft",
+def found(name: str, rows: list[dict[str, Any]]) -> Results:
+    return Results(
+        name=name,
         command="",
         commit="c",
         date="2026-01-01",
@@ -95,6 +91,15 @@ def test_a_readme_block_can_be_short():
         rows=rows,
         notes="",
     )
+
+
+def test_a_readme_block_can_be_short():
+    rows = [
+        {**ROW, "method": "full", "path": "eager", "batch": 1, "ttft_ms": 30.0, "encode_ms": 9.0},
+        {**ROW, "method": "diffprune", "batch": 1, "ttft_ms": 6.0, "encode_ms": 1.0},
+        {**ROW, "method": "diffprune", "batch": 32, "ttft_ms": 99.0},
+    ]
+    results = found("ttft", rows)
     text = "<!-- results: ttft, short -->\nold\n<!-- end of results -->"
     page = refresh_tables(text, {"ttft": results})
     assert page.startswith("<!-- results: ttft, short -->\n") and page.endswith("\n<!-- end of results -->")
@@ -116,17 +121,7 @@ def test_a_short_table_of_quality_goes_from_the_best_at_the_smallest_budget_belo
         for method, lefts in (("random", (90.0, 50.0)), ("worse", (99.0, 60.0)), ("better", (98.0, 70.0)))
         for keep, left in zip((64, 32), lefts, strict=True)
     ]
-    results = Results(
-        name="kept",
-        command="",
-        commit="c",
-        date="2026-01-01",
-        device="card",
-        versions={},
-        seeds=[],
-        rows=[{"method": "full", "keep": 1.0, "retention": 100.0}, *rows],
-        notes="",
-    )
+    results = found("kept", [{"method": "full", "keep": 1.0, "retention": 100.0}, *rows])
     page = refresh_tables("<!-- results: kept, short -->\n<!-- end of results -->", {"kept": results})
     told = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")][2:]
     assert told == ["random", "better", "worse"]

@@ -15,27 +15,13 @@ from diffprune.scenes.rng import Rng
 from diffprune.scenes.sizes import model_sizes, resize
 from diffprune.scenes.tasks import training_turns_by_kind
 from diffprune.scenes.world import make_scene
+from tests.tiny_scenes import THREE_BLOCKS as TINY
 
 CPU = torch.device("cpu")
-TINY = reference.ReferenceSpec(
-    patch=24,
-    vision_width=32,
-    vision_blocks=3,
-    vision_hidden=48,
-    text_width=32,
-    text_layers=2,
-    text_hidden=48,
-    head_width=16,
-)
 SIDE = TINY.grid  # 8 tokens along a side of a tile
 OVERVIEW, ROWS = SIDE**2, 2 * SIDE
 TOKENS = 5 * OVERVIEW
 PLACEHOLDERS = TOKENS + ROWS
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return reference.build_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -40,11 +40,6 @@ def tokenizer():
     return qwen.build_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def encode(tokenizer):
-    return turns.PieceEncoder(tokenizer)
-
-
 @pytest.fixture
 def model(tokenizer):
     model = qwen.build_model(TINY, tokenizer)

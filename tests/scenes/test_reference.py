@@ -18,29 +18,10 @@ from diffprune.scenes.language import all_texts
 from diffprune.scenes.rng import Rng
 from diffprune.scenes.tasks import training_turns_by_kind
 from diffprune.scenes.world import WORDS, make_scene
+from tests.tiny_scenes import THREE_BLOCKS as TINY
 
 CPU = torch.device("cpu")
-TINY = reference.ReferenceSpec(
-    patch=24,
-    vision_width=32,
-    vision_blocks=3,
-    vision_hidden=48,
-    text_width=32,
-    text_layers=2,
-    text_hidden=48,
-    head_width=16,
-)
 TOKENS = TINY.grid**2
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return reference.build_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def encode(tokenizer):
-    return turns.PieceEncoder(tokenizer)
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class Settings:
 
 
 SIZES = {
-    "full": Settings(name="full", cut=0, hide=0.75),
+    "full": Settings(name="full", hide=0.75),
     "tiny": Settings(
         name="tiny",
         steps=8,
