@@ -51,8 +51,11 @@ run_part() {
         # shellcheck disable=SC2086
         profile 110 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,8,32,64 --out "$out/throughput.json"
         ;;
-    # The greedy tokens of both paths on 50 prompts of the scenes model.
-    same) timeout 120 "$python" -m diffprune.fast.check --device "${DEVICE:-cuda}" --models scenes --limit 90 | grep -a scenes | cut -c1-160 ;;
+    # The greedy tokens of both paths on 50 prompts of the scenes model; their logits at real size.
+    same)
+        timeout 150 "$python" -m diffprune.fast.check --device "${DEVICE:-cuda}" --models scenes,llava --limit "${SAME_SECONDS:-110}" \
+            --results "$out/fast_same.json" --commit "$commit" | grep -aE "scenes|agreement|exactness|FAILED" | cut -c1-200
+        ;;
     selection)
         timeout 95 "$python" -m diffprune.measure.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
             --commit "$commit" --out "$out/selection_time.json" | tail -n 1

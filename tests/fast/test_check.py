@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from diffprune.fast import check
+from diffprune.results import read_results
 
 
 def test_every_part_of_the_check_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "fast.json"
+    results = tmp_path / "fast_same.json"
     arguments = ["check", "--size", "tiny", "--device", "cpu", "--models", "llava", "--out", str(out)]
+    arguments += ["--results", str(results), "--commit", "abc1234"]
     monkeypatch.setattr("sys.argv", arguments)
     monkeypatch.setattr(check, "median_ms", lambda function, *_, **__: (function(), 1.0)[1])
     monkeypatch.setattr(check, "wall_ms", lambda function, *_, **__: (function(), 1.0)[1])
@@ -19,6 +22,9 @@ def test_every_part_of_the_check_runs_on_a_cpu(tmp_path: Path, monkeypatch: pyte
     assert not [part for part, value in found.items() if str(value).startswith("failed")]
     for part in ("agreement_pruned", "agreement_full"):
         assert found[part]["same_tokens"] == 1.0 and found[part]["logits_rms"] < 1e-5
+    written = read_results(results)
+    assert written.commit == "abc1234"
+    assert [row["name"] for row in written.rows] == ["agreement_pruned", "exactness_pruned", "agreement_full"]
 
 
 def test_a_part_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:

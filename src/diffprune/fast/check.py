@@ -2,7 +2,8 @@
 
 `python -m diffprune.fast.check --size 7b --device cuda --out fast.json` builds LLaVA-1.5-7B with random weights,
 compiles it, compares logits and greedy tokens with the reference path and times every stage; `--size tiny --device cpu`
-does the same in seconds. Every part stands alone: one that fails prints why, and the rest goes on.
+does the same in seconds. Every part stands alone: one that fails prints why, and the rest goes on. `--results FILE`
+writes what was found of both paths' answers as a results file.
 """
 
 import argparse
@@ -27,15 +28,20 @@ from diffprune.fast.path import FastPath
 from diffprune.measure.real_size import MODELS, build
 from diffprune.measure.timing import copy_bandwidth, median_ms, times_ms, wall_ms
 from diffprune.model import PrunedVLM
+from diffprune.results import write_results
 
+SAME = ("agreement_", "exactness_", "qwen_agreement", "scenes_")  # parts that compare the two paths' answers
 QUESTION = "What is written on the sign beside the old red house by the sea, and who painted it so long ago? "
 
 
 class Log:
     """Findings by part, written after each."""
 
-    def __init__(self, path: Path | None, limit: float) -> None:
+    def __init__(
+        self, path: Path | None, limit: float, *, results: Path | None = None, commit: str | None = None
+    ) -> None:
         self.path, self.limit, self.start = path, limit, time.perf_counter()
+        self.results, self.commit = results, commit
         self.found: dict[str, Any] = {}
 
     def part(self, name: str, function: Callable[[], Any]) -> Any:
@@ -59,6 +65,13 @@ class Log:
             temporary = self.path.with_suffix(".part")
             temporary.write_text(json.dumps(self.found, indent=1))
             os.replace(temporary, self.path)
+        rows = [
+            {"name": part, **values}
+            for part, values in self.found.items()
+            if part.startswith(SAME) and isinstance(values, dict)
+        ]
+        if self.results is not None and rows:
+            write_results(self.results, name="fast_same", rows=rows, commit=self.commit)
         return result
 
 
@@ -517,10 +530,12 @@ def main() -> None:
     parser.add_argument("--size", choices=("7b", "tiny"), default="7b")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--results", type=Path, help="Results file for the parts that compare answers.")
+    parser.add_argument("--commit", help="Commit to note where there is no git checkout.")
     parser.add_argument("--models", default="llava,qwen,scenes,variants")
     parser.add_argument("--limit", type=float, default=500.0, help="Seconds after which no further part is begun.")
     arguments = parser.parse_args()
-    log = Log(arguments.out, arguments.limit)
+    log = Log(arguments.out, arguments.limit, results=arguments.results, commit=arguments.commit)
     print(
         f"torch {torch.__version__}, {torch.cuda.get_device_name() if arguments.device != 'cpu' else 'cpu'}", flush=True
     )
