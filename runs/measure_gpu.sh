@@ -8,7 +8,7 @@
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
 # Parts: ttft batch kernels qwen throughput same selection training backbones render tests. Each has its own time and writes as it
-# goes; what fails does not stop the rest. OUT gets the files for results/, and tests.txt.
+# goes; what fails does not stop the rest. OUT gets the files for results/, and tests_*.txt.
 set -uo pipefail
 
 out=$1 commit=$2
@@ -25,6 +25,13 @@ profile() { # seconds, options
     # shellcheck disable=SC2086  # options are words
     timeout $((seconds + 30)) "$python" -m diffprune profile --random-weights --commit "$commit" --text-buckets 40,100 \
         --seconds "$seconds" ${SIZE:---dtype float16} "$@" 2>&1 | grep -aE "ms |rror|not run" | cut -c1-160
+}
+
+run_tests() { # name, what pytest is given
+    local name=$1
+    shift
+    timeout 240 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short --show-capture=no \
+        -rf -m gpu "$@" >"$out/tests_$name.txt" 2>&1
 }
 
 llava="--backbone llava-1.5-7b --keep 64"
@@ -53,11 +60,11 @@ run_part() {
         ;;
     # The greedy tokens of both paths on 50 prompts of the scenes model; their logits at real size.
     same)
-        timeout 150 "$python" -m diffprune.fast.check --device "${DEVICE:-cuda}" --models scenes,llava --limit "${SAME_SECONDS:-110}" \
+        timeout 170 "$python" -m diffprune.fast.check --device "${DEVICE:-cuda}" --models scenes,llava --limit "${SAME_SECONDS:-130}" \
             --results "$out/fast_same.json" --commit "$commit" | grep -aE "scenes|agreement|exactness|FAILED" | cut -c1-200
         ;;
     selection)
-        timeout 95 "$python" -m diffprune.measure.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
+        timeout $((${SELECTION_SECONDS:-70} + 25)) "$python" -m diffprune.measure.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
             --commit "$commit" --out "$out/selection_time.json" | tail -n 1
         ;;
     training)
@@ -66,10 +73,15 @@ run_part() {
         ;;
     backbones) timeout 200 "$python" -m diffprune.measure.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
     render) timeout 40 "$python" -m diffprune.measure.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
+    # Side by side: most of their time goes into compiling on the CPU.
     tests)
-        timeout 240 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short -rf -m gpu \
-            tests >"$out/tests.txt" 2>&1
-        tail -n 40 "$out/tests.txt"
+        run_tests rest --ignore tests/fast/test_graphs_gpu.py tests &
+        for name in diffprune feature_norm holov "pyramiddrop or twice"; do
+            run_tests "graphs_${name%% *}" tests/fast/test_graphs_gpu.py -k "$name" &
+        done
+        wait
+        tail -qn 1 "$out"/tests_*.txt
+        grep -ahE "^(FAILED|ERROR|E  )" "$out"/tests_*.txt | cut -c1-200 | head -n 40
         ;;
     *) echo "there is no part $1" >&2; return 2 ;;
     esac

@@ -1,6 +1,7 @@
 """The fast path against the reference path: the same logits, the same answers, and what does not fit says so once."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +83,34 @@ def test_a_language_model_that_is_not_what_its_parts_say_is_refused_however_smal
     monkeypatch.setattr(fast_path, "read_decoder", misread)
     with pytest.raises(ValueError, match="the fast path gives other logits than the language model"):
         compiled(family, "feature_norm", keep=1, **options)
+
+
+class Miscompiler:
+    """Stands for a compiler that gets one function of the decoder wrong, and leaves the tower alone."""
+
+    wrong = ""
+    enabled = True
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, function: Any) -> Any:
+        if function.__name__ != self.wrong:
+            return function
+        return lambda *arguments: tuple(1.5 * part for part in function(*arguments))
+
+    def patient(self) -> Any:
+        return nullcontext()
+
+
+@pytest.mark.parametrize("wrong", ["over_prompt", "one_token"])
+def test_layers_that_the_compiler_gets_wrong_are_refused_with_the_way_out(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_path, "Compiler", Miscompiler)
+    compiled("llava", "feature_norm")  # a compiler without faults passes
+    monkeypatch.setattr(Miscompiler, "wrong", wrong)
+    with pytest.raises(ValueError, match=r"torch.compile gives other logits .* compile\(compile_layers=False\)"):
+        compiled("llava", "feature_norm")
 
 
 @pytest.mark.parametrize("family", list(SIZES))

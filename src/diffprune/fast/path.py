@@ -211,6 +211,8 @@ class FastPath:
             if self.max_new_tokens > 1:  # the first token is prefill's
                 with self._timed("decode"):
                     bucket.decode.warm_up(self.pool)
+            with self._timed("verify"):
+                self._verify_bucket(bucket)
             self.buckets.append(bucket)
         self.pictures: dict[tuple[int, ...], Picture] = {}
         self.choosers: dict[tuple[int, ...], Chooser] = {}
@@ -219,6 +221,8 @@ class FastPath:
             for sample in samples:
                 for batch in self.batch_sizes:
                     self._fix_picture(sample, batch)
+        if self.capture:
+            torch.cuda.empty_cache()  # what only the comparisons took
 
     def _bucket_shapes(self, counts: Sequence[int]) -> list[tuple[int, int, Cuts | None]]:
         """Rows, columns and cuts of every bucket, the smallest first."""
@@ -344,6 +348,40 @@ class FastPath:
                     f"the fast path gives other logits than the language model of {self.backbone.family}; "
                     "generate() works without it"
                 )
+
+    def _verify_bucket(self, bucket: Bucket) -> None:
+        """Refuse what was compiled and captured where it gives other logits than the same functions as they are.
+
+        Random embeddings fill the bucket to its last column. A method that chooses between them inside the language
+        model may choose otherwise by a rounding, so buckets with cuts are left out.
+        """
+        if not self.compiler.enabled or bucket.cuts is not None:
+            return
+        plain = Decoder(self.decoder.weights, lambda function: function)
+        generator = torch.Generator(self.device).manual_seed(0)
+        scale = self.decoder.weights.embed.weight.float().std()
+        bucket.embeds.normal_(generator=generator).mul_(scale)
+        bucket.positions.copy_(torch.arange(bucket.length, device=self.device).expand_as(bucket.positions))
+        bucket.last.fill_(bucket.length - 1)
+        stages = [(bucket.prefill, bucket.make_prefill(plain))]
+        if self.max_new_tokens > 1:
+            stages.append((bucket.decode, bucket.make_decode(plain)))
+        for compiled, function in stages:
+            state = [bucket.token, bucket.column, bucket.position]
+            before = [tensor.clone() for tensor in state]
+            compiled()
+            found = bucket.logits.clone()
+            for tensor, saved in zip(state, before, strict=True):
+                tensor.copy_(saved)
+            function()
+            if not close(found, bucket.logits, self.dtype):
+                raise ValueError(
+                    f"torch.compile gives other logits for {bucket.batch} x {bucket.length} columns in "
+                    f"{str(self.dtype).removeprefix('torch.')} than the same layers without it; "
+                    "compile(compile_layers=False) captures them as they are"
+                )
+        for tensor in (bucket.embeds, bucket.positions, bucket.last):
+            tensor.zero_()
 
     def _allocated(self) -> int:
         return torch.cuda.memory_reserved(self.device) if self.capture else 0
