@@ -219,25 +219,11 @@ def prefill_layer(
     query, key, value = attention_inputs(shape, residual, weights, cos, sin)
     keys[:, :, : key.shape[2]] = key
     values[:, :, : value.shape[2]] = value
-    heard = attend(shape, query, key, value)
+    heard = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=shape.heads != shape.key_heads
+    )
     residual = residual + F.linear(heard.transpose(1, 2).flatten(2), *weights.out)
     return residual, mlp(shape, residual, weights)
-
-
-def attend(
-    shape: Shape, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B J T E"], value: Float[Tensor, "B J T E"]
-) -> Float[Tensor, "B H T E"]:
-    """Causal attention, with H / J queries for each key.
-
-    In half precision the kernels take grouped heads as they are. In float32 none does: torch would make the whole T x T
-    map, which torch.compile 2.11 gets wrong for some lengths on a GPU, so there every query gets a key of its own.
-    """
-    groups = shape.heads // shape.key_heads
-    if groups > 1 and query.dtype == torch.float32:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    return F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=key.shape[1] != shape.heads
-    )
 
 
 def decode_layer(
@@ -301,6 +287,7 @@ class Decoder:
             return decode_layer(shape, *arguments)
 
         self._over_prompt = compiler(over_prompt)
+        self.compiled = self._over_prompt is not over_prompt
         self._one_token = compiler(one_token)
         self._next_logits = compiler(next_logits)
 

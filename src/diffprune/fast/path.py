@@ -29,7 +29,7 @@ from diffprune.fast.buckets import (
     num_columns,
 )
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
-from diffprune.fast.graphs import Compiler, capturing, waits_for_device
+from diffprune.fast.graphs import Compiler, Stage, capturing, waits_for_device
 from diffprune.fast.vision import FastScorer, make_tower, take
 from diffprune.methods.base import LayerPruner, LayerState, MergingPruner, Pruner, ScoringPruner
 from diffprune.methods.fastv import FastV
@@ -40,6 +40,10 @@ from diffprune.types import Budget, LMInputs, VisualTokens
 
 ON_HOST = ("input_ids", "attention_mask", "image_grid_thw")  # what a prompt is laid out from
 PROBE = "What does the sign say?"
+
+
+class Miscompiled(RuntimeError):
+    """Compiled layers that give other values than the functions they were made of."""
 
 
 class Unfit(ValueError):
@@ -194,7 +198,26 @@ class FastPath:
         )
         self.pool = torch.cuda.graph_pool_handle() if self.capture else None
         self._verify()
-        self.buckets: list[Bucket] = []
+        try:
+            self.buckets = self._make_buckets(shapes)
+        except Miscompiled as error:
+            vlm._say_once(f"{error}, so they are captured as they are")
+            gc.collect()  # the graphs made so far
+            self.decoder = plain_decoder(self.decoder)
+            self.buckets = self._make_buckets(shapes)
+        self.pictures: dict[tuple[int, ...], Picture] = {}
+        self.choosers: dict[tuple[int, ...], Chooser] = {}
+        self.splicers: dict[tuple[int, ...], Splicer] = {}
+        if self.tower is not None and vlm.budget_rule == "global":
+            for sample in samples:
+                for batch in self.batch_sizes:
+                    self._fix_picture(sample, batch)
+        if self.capture:
+            torch.cuda.empty_cache()  # what only the comparisons took
+
+    def _make_buckets(self, shapes: Sequence[tuple[int, int, Cuts | None]]) -> list[Bucket]:
+        """Every bucket warmed up, captured and compared; `Miscompiled` where one gives other logits."""
+        buckets = []
         for batch, length, cuts in shapes:
             bucket = Bucket.build(
                 self.decoder,
@@ -211,18 +234,11 @@ class FastPath:
             if self.max_new_tokens > 1:  # the first token is prefill's
                 with self._timed("decode"):
                     bucket.decode.warm_up(self.pool)
-            with self._timed("verify"):
-                self._verify_bucket(bucket)
-            self.buckets.append(bucket)
-        self.pictures: dict[tuple[int, ...], Picture] = {}
-        self.choosers: dict[tuple[int, ...], Chooser] = {}
-        self.splicers: dict[tuple[int, ...], Splicer] = {}
-        if self.tower is not None and vlm.budget_rule == "global":
-            for sample in samples:
-                for batch in self.batch_sizes:
-                    self._fix_picture(sample, batch)
-        if self.capture:
-            torch.cuda.empty_cache()  # what only the comparisons took
+            if self.decoder.compiled:
+                with self._timed("verify"):
+                    self._verify_bucket(bucket)
+            buckets.append(bucket)
+        return buckets
 
     def _bucket_shapes(self, counts: Sequence[int]) -> list[tuple[int, int, Cuts | None]]:
         """Rows, columns and cuts of every bucket, the smallest first."""
@@ -254,6 +270,9 @@ class FastPath:
                 capture=self.capture,
             )
             picture.encode.warm_up(self.pool)
+        with self._timed("verify"):
+            if self.vision_compiler.enabled and not self._encodes_as_the_reference(picture, several):
+                return
         self.pictures[key] = picture
         for k in sorted({self._kept(budget, picture.num_tokens) for budget in self.keeps}):
             with self._timed("prune"):
@@ -275,6 +294,17 @@ class FastPath:
                         )
                         splicer.splice.warm_up(self.pool)
                         self.splicers[(*key, k, *bucket.key)] = splicer
+
+    def _encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
+        """Whether the compiled tower gives the stock tower's features; said once where it does not."""
+        picture.encode()
+        if close(picture.encoded.x, self.vlm.encode(batch).x, self.dtype):
+            return True
+        self.vlm._say_once(
+            f"torch.compile gives other features for {picture.batch} x {picture.num_tokens} visual tokens than the "
+            "encoder without it; such pictures are encoded by the reference code"
+        )
+        return False
 
     def _choose(self, picture: Picture, k: int) -> Choose | None:
         """The method's choice as a function of static tensors; None where it needs more, or reads values back."""
@@ -338,7 +368,7 @@ class FastPath:
             batch = first_columns(self.backbone.prepare(None, [PROBE], chat=False), self.store.num_columns())
             lm = self.backbone.splice(batch, None, None, None)
             wanted = self.backbone.logits(lm)[:, -1]
-            plain = Decoder(self.decoder.weights, lambda function: function)
+            plain = plain_decoder(self.decoder)
             length = lm.input_ids.shape[1]
             cache = self.store.view(1, [length] * self.store.num_layers)
             last = torch.tensor([length - 1], device=self.device)
@@ -350,38 +380,52 @@ class FastPath:
                 )
 
     def _verify_bucket(self, bucket: Bucket) -> None:
-        """Refuse what was compiled and captured where it gives other logits than the same functions as they are.
+        """Refuse compiled layers that give other values than the same functions as they are.
 
-        Random embeddings fill the bucket to its last column. A method that chooses between them inside the language
-        model may choose otherwise by a rounding, so buckets with cuts are left out.
+        Random embeddings fill the bucket to its last column. Where a method drops tokens between layers, each run of
+        layers is compared by itself: a choice between random tokens may turn on a rounding.
         """
-        if not self.compiler.enabled or bucket.cuts is not None:
-            return
-        plain = Decoder(self.decoder.weights, lambda function: function)
-        generator = torch.Generator(self.device).manual_seed(0)
-        scale = self.decoder.weights.embed.weight.float().std()
+        plain, generator = plain_decoder(self.decoder), torch.Generator(self.device).manual_seed(0)
+        scale = self.vlm.base.get_input_embeddings().weight.float().std()
         bucket.embeds.normal_(generator=generator).mul_(scale)
         bucket.positions.copy_(torch.arange(bucket.length, device=self.device).expand_as(bucket.positions))
         bucket.last.fill_(bucket.length - 1)
-        stages = [(bucket.prefill, bucket.make_prefill(plain))]
-        if self.max_new_tokens > 1:
-            stages.append((bucket.decode, bucket.make_decode(plain)))
-        for compiled, function in stages:
-            state = [bucket.token, bucket.column, bucket.position]
-            before = [tensor.clone() for tensor in state]
-            compiled()
-            found = bucket.logits.clone()
-            for tensor, saved in zip(state, before, strict=True):
-                tensor.copy_(saved)
-            function()
-            if not close(found, bucket.logits, self.dtype):
-                raise ValueError(
-                    f"torch.compile gives other logits for {bucket.batch} x {bucket.length} columns in "
-                    f"{str(self.dtype).removeprefix('torch.')} than the same layers without it; "
-                    "compile(compile_layers=False) captures them as they are"
+        agree = True
+        if bucket.cuts is None:
+            agree = self._same_logits(bucket, bucket.prefill, bucket.make_prefill(plain))
+        else:
+            widths = bucket.cuts.widths(bucket.length, len(bucket.cache))
+            for layers in bucket.segments():
+                entering = bucket.embeds[:, : widths[layers[0]]].contiguous()
+                positions = bucket.positions[..., : widths[layers[0]]]
+                found, wanted = (
+                    torch.add(
+                        *decoder.run_layers(entering, torch.zeros_like(entering), positions, bucket.cache, layers)
+                    )
+                    for decoder in (self.decoder, plain)
                 )
+                agree = agree and close(found, wanted, self.dtype)
+            bucket.prefill()
+        if self.max_new_tokens > 1:
+            agree = agree and self._same_logits(bucket, bucket.decode, bucket.make_decode(plain))
         for tensor in (bucket.embeds, bucket.positions, bucket.last):
             tensor.zero_()
+        if not agree:
+            raise Miscompiled(
+                f"torch.compile gives other logits for {bucket.batch} x {bucket.length} columns in "
+                f"{str(self.dtype).removeprefix('torch.')} than the same layers without it"
+            )
+
+    def _same_logits(self, bucket: Bucket, compiled: Stage, plain: Callable[[], None]) -> bool:
+        """Whether a stage and the plain function give the same logits from the same state."""
+        state = (bucket.token, bucket.column, bucket.position)
+        before = [tensor.clone() for tensor in state]
+        compiled()
+        found = bucket.logits.clone()
+        for tensor, saved in zip(state, before, strict=True):
+            tensor.copy_(saved)
+        plain()
+        return close(found, bucket.logits, self.dtype)
 
     def _allocated(self) -> int:
         return torch.cuda.memory_reserved(self.device) if self.capture else 0
@@ -800,6 +844,11 @@ def positive(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} holds {value!r}; give whole numbers of at least 1")
     return value
+
+
+def plain_decoder(decoder: Decoder) -> Decoder:
+    """The same functions over the same weights, as they are."""
+    return Decoder(decoder.weights, lambda function: function)
 
 
 def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
