@@ -12,8 +12,9 @@
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
-# SCORERS (of our own, and Gumbel-STE), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS,
-# EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
+# SCORERS (of our own, and Gumbel-STE), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS
+# (with KNOB_SEEDS), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it
+# has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
@@ -29,7 +30,8 @@ export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 if [ "${SIZE:-full}" = tiny ]; then
     config=configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
     : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${QUESTIONS:=4}" "${KNOB_QUESTIONS:=2}"
-    : "${LEARNED:=visionselector oc_vtp}" "${KNOBS:=matched method.noise=matched}"
+    : "${LEARNED:=visionselector oc_vtp}" "${KNOBS:=first
+matched method.noise=matched}"
     : "${KEEP:=32,16,8}" "${RANGE:=[4,40]}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
@@ -46,8 +48,10 @@ fi
 : "${OURS:=recipe=bridge method.standardise=true}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
 [ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
-# Knobs: a name, and what it changes of the first scorer; one seed, measured on the validation split.
-: "${KNOBS:=matched method.noise=matched
+# Knobs: a name, and what it changes of the first scorer; KNOB_SEEDS of each, measured on the validation split.
+: "${KNOB_SEEDS:=$(echo "$SEEDS" | cut -d' ' -f1)}"
+: "${KNOBS:=first
+matched method.noise=matched
 as-they-come method.standardise=false
 matched-as-they-come method.noise=matched method.standardise=false
 sigmoid method.response=sigmoid
@@ -104,10 +108,12 @@ main_trainings() {
 }
 
 knob_trainings() {
-    local name changes
+    local name changes seed
     while read -r name changes; do
-        # shellcheck disable=SC2086  # overrides are words
-        [ -z "$name" ] || train "knob-$name" "$seed1" "budget.range=$RANGE" recipe=bridge $changes
+        for seed in $KNOB_SEEDS; do
+            # shellcheck disable=SC2086  # overrides are words
+            [ -z "$name" ] || train "knob-$name" "$seed" "budget.range=$RANGE" recipe=bridge $changes
+        done
     done <<<"$KNOBS"
 }
 
@@ -189,17 +195,12 @@ PYTHON
 }
 
 knob_evaluations() {
-    local folder found=()
-    folder=$work/train/diffprune-$seed1
-    [ ! -f "$folder/model.safetensors" ] || found+=("first=$folder")
-    for folder in "$work"/train/knob-*-"$seed1"; do
-        [ -f "$folder/model.safetensors" ] || continue
-        name=$(basename "$folder")
-        name=${name#knob-}
-        found+=("${name%-"$seed1"}=$folder")
-    done
-    evaluate knobs --questions "$KNOB_QUESTIONS" --keep "$KEEP" --split validation --methods random --throttled \
-        --pruner "$(IFS=,; echo "${found[*]}")"
+    local name others=random # with the first of them
+    while read -r name _; do
+        evaluate "knobs-$name" --questions "$KNOB_QUESTIONS" --keep "$KEEP" --split validation --throttled \
+            ${others:+--methods $others} --pruner "$(SEEDS=$KNOB_SEEDS trained "$name" "knob-$name")"
+        others=
+    done <<<"$KNOBS"
 }
 
 # A process that failed is asked again method by method, so that one broken method costs no other its place.
@@ -248,7 +249,7 @@ tables() {
     join scenes_ablation 'diffprune@*' 'others@*' -- --versus diffprune \
         --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
     join scenes_any_budget 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
-    join scenes_knobs knobs -- --methods 'random,first,*'
+    join scenes_knobs 'knobs-*' -- --versus first --methods 'random,first,*'
 }
 
 pack() {
