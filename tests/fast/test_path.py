@@ -15,6 +15,7 @@ from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens
 from tests import tiny
 from tests.contracts.vlm import EveryOther, pruned
+from tests.tiny import llava_next
 
 SIZES = {"llava": None, "qwen2_vl": [(100, 70)], "qwen2_5_vl": [(100, 70), (112, 84)]}
 QUESTIONS = ["what?", "what does the sign beside it say?", "is it red or not?"]
@@ -124,6 +125,24 @@ def test_what_the_compiler_gets_wrong_runs_without_it_and_says_so(
     found = vlm.generate([tiny.picture(1)], QUESTIONS[1], **asked)
     vlm.fast = None
     assert torch.equal(found, vlm.generate([tiny.picture(1)], QUESTIONS[1], **asked))
+
+
+@pytest.mark.parametrize("newline", ["rows", "all", "none"])
+@pytest.mark.parametrize("method", ["full", "feature_norm"])
+def test_buckets_have_room_for_the_newlines_that_stay(
+    method: str, newline: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, processor = llava_next.build()
+    vlm = PrunedVLM(tiny.finish(model, processor), processor, method=method, keep=5, newline=newline)
+    length = len(vlm.prepare([[tiny.picture(1)]], ["what?"]).features["input_ids"][0])
+    asked: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "return_ids": True}
+    wanted = vlm.generate([tiny.picture(1)], "what?", **asked)
+    size = tiny.picture(1).size
+    exact = length - vlm.encode(vlm.prepare([[tiny.picture(1)]], ["what?"])).slots.shape[1]  # text tokens
+    vlm.compile(text_buckets=(exact,), max_new_tokens=4, image_sizes=[size])
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(vlm.generate([tiny.picture(1)], "what?", **asked), wanted)
+    assert not [record for record in caplog.records if "fast path" in record.getMessage()]
 
 
 @pytest.mark.parametrize("family", list(SIZES))

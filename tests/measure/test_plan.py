@@ -126,11 +126,28 @@ def test_fewer_tokens_are_sooner_and_more_requests_fit():
     assert pruned["ttft_ms"] == pytest.approx(sum(pruned[key] for key in keys) + plan.CALIBRATIONS["fast"].host_ms)
 
 
+@pytest.mark.parametrize(
+    ("size", "tiles", "newlines"), [((672, 672), 5, 48), ((1344, 672), 3, 24), ((600, 400), 5, 32)]
+)
+def test_tiles_newlines_and_padding_of_a_large_picture_are_counted(
+    size: tuple[int, int], tiles: int, newlines: int
+) -> None:
+    model = plan.describe("llava-next-7b")
+    counts = model.count(size)
+    assert counts.encoded == tiles * 576 and counts.newlines == newlines
+    assert counts.visual == 576 + newlines * (48 if newlines > 24 or size[0] > size[1] else 24)
+    full, pruned, _ = plan.plan("llava-next-7b", H200, image=size, keep=320)
+    assert pruned["num_kept"] == 320 and full["num_kept"] == counts.visual
+    # the newlines of rows that keep a token go on with them
+    assert pruned["tflops"] == pytest.approx(plan.prefill_flops(model.text, 320 + newlines + 40) / 1e12)
+
+
 def test_a_prompt_takes_at_least_the_time_to_read_the_weights():
     model = plan.describe("llava-1.5-7b")
     least = plan.decoder_weights(model.text) * 2 / (H200.bandwidth * 1e9) * 1e3
+    counts = plan.Counts(visual=576, newlines=0, encoded=576)
     for path, calibration in plan.CALIBRATIONS.items():
-        kept: dict[str, Any] = dict(num_visual=576, num_kept=1, num_text=1, batch=1, path=path)
+        kept: dict[str, Any] = dict(counts=counts, num_kept=1, num_text=1, batch=1, path=path)
         assert plan.predict(model, H200, calibration, **kept)["prefill_ms"] > least
 
 
@@ -164,8 +181,8 @@ def test_text_is_padded_to_a_bucket_on_the_fast_path_alone():
 def test_an_unknown_model_is_one_sentence():
     with pytest.raises(ValueError, match="backbone 'mystery' is not known; give one of llava"):
         plan.plan("mystery", H200, image=(336, 336), keep=64)
-    with pytest.raises(ValueError, match="'llava-next-7b' is known, but there is no shape for a plan yet; give one of"):
-        plan.plan("llava-next-7b", H200, image=(336, 336), keep=64)
+    with pytest.raises(ValueError, match="'idefics3-8b' is known, but there is no shape for a plan yet; give one of"):
+        plan.plan("idefics3-8b", H200, image=(336, 336), keep=64)
     with pytest.raises(ValueError, match="each must be 1 or more"):
         plan.plan("llava-1.5-7b", H200, image=(336, 336), keep=64, batch=0)
 

@@ -190,8 +190,7 @@ class FastPath:
             if isinstance(scorer, Scorer) and not scorer.spec.qk_norm and self.tower is not None:
                 self.scorer = FastScorer(scorer, self.dtype, self.vision_compiler, fuse=fuse)
         samples = self._samples(image_sizes)
-        counts = sorted({self._num_visual(sample) for sample in samples})
-        shapes = self._bucket_shapes(counts)
+        shapes = self._bucket_shapes(sorted({self._num_placeholders(sample) for sample in samples}))
         self.axes = tuple(backbone.positions(samples[0]).shape[:-2])
         self.store.reserve(
             max(self.store.numel(batch, num_columns(length, self.max_new_tokens)) for batch, length, _ in shapes)
@@ -240,17 +239,17 @@ class FastPath:
             buckets.append(bucket)
         return buckets
 
-    def _bucket_shapes(self, counts: Sequence[int]) -> list[tuple[int, int, Cuts | None]]:
-        """Rows, columns and cuts of every bucket, the smallest first."""
+    def _bucket_shapes(self, pictures: Sequence[tuple[int, int]]) -> list[tuple[int, int, Cuts | None]]:
+        """Rows, columns and cuts of every bucket, the smallest first, for pictures of so many tokens and newlines."""
         method = self.vlm.method
         shapes: dict[tuple[Any, ...], tuple[int, int, Cuts | None]] = {}
-        for count in counts:
+        for count, newlines in pictures:
             for budget in self.keeps:
                 cuts = cuts_of(method, self.backbone, count, budget.count(count))
                 plan = () if cuts is None else tuple(sorted(cuts.left.items()))
                 for batch in self.batch_sizes:
                     for text in self.text_buckets:
-                        length = self._kept(budget, count) + text
+                        length = self._kept(budget, count) + newlines + text
                         shapes[(batch, length, plan)] = (batch, length, cuts)
         return [shapes[key] for key in sorted(shapes)]
 
@@ -342,7 +341,7 @@ class FastPath:
         """One prompt with one grey picture of each size."""
         if image_sizes is None:
             first, second = (self._sample(size) for size in ((336, 336), (672, 448)))
-            if self._num_visual(first) != self._num_visual(second):
+            if self._num_placeholders(first) != self._num_placeholders(second):
                 raise ValueError(
                     f"{self.backbone.family} makes more tokens of a larger picture; name the sizes to compile for: "
                     "compile(image_sizes=[(width, height), ...])"
@@ -353,8 +352,14 @@ class FastPath:
     def _sample(self, size: tuple[int, int]) -> Batch:
         return self.vlm.prepare([[Image.new("RGB", (size[0], size[1]), (128, 128, 128))]], [PROBE])
 
-    def _num_visual(self, batch: Batch) -> int:
-        return int((batch.features["input_ids"] == self.backbone.image_token_id).sum())
+    def _num_placeholders(self, batch: Batch) -> tuple[int, int]:
+        """Visual tokens of a sample's picture, and the newlines that may stay beside those that are kept."""
+        placeholders = int((batch.features["input_ids"] == self.backbone.image_token_id).sum())
+        if self.backbone.newline is None:
+            return placeholders, 0
+        visual = int(self.backbone.encode(batch).mask.sum())
+        is_pruned = self.vlm.method.name != "full"
+        return visual, 0 if is_pruned and self.backbone.keeps_newlines == "none" else placeholders - visual
 
     def _kept(self, budget: Budget, num_visual: int) -> int:
         """Visual tokens a prompt has left before its first layer."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from diffprune.backbones.anyres import num_tiles_of, unpadded
 from diffprune.measure.flops import (
     block_weights,
     decoder_weights,
@@ -67,6 +68,25 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a picture becomes.
+
+    Args:
+        visual: Tokens that a pruner chooses from.
+        newlines: Placeholders behind the rows of a view (LLaVA-NeXT); one stays where its row keeps a token.
+        encoded: Patches that the tower works on, in units of tokens; more than `visual` where padding is cut away.
+    """
+
+    visual: int
+    newlines: int
+    encoded: int
+
+    def columns(self, num_kept: int) -> int:
+        """Of the prompt, at the most."""
+        return num_kept + min(self.newlines, num_kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """What a plan needs of a model: its configuration, how it cuts pictures, and the size of its parts."""
 
@@ -80,12 +100,19 @@ class Model:
     def text(self) -> Any:
         return self.config.text_config
 
-    def num_visual(self, size: tuple[int, int]) -> int:
-        """Visual tokens of a picture of that (width, height), as its own processor counts them."""
+    def count(self, size: tuple[int, int]) -> Counts:
+        """What a picture of that (width, height) becomes, as its own processor counts placeholders."""
         token = getattr(self.processor, "image_token", None) or "<image>"
         prompt = self.processor(text=[str(token)], images=[Image.new("RGB", size)], return_tensors="pt")
         image_id = getattr(self.config, "image_token_id", None) or self.config.image_token_index
-        return int((prompt["input_ids"] == image_id).sum())
+        placeholders = int((prompt["input_ids"] == image_id).sum())
+        if self.config.model_type != "llava_next":
+            return Counts(visual=placeholders, newlines=0, encoded=placeholders)
+        vision, pinpoints = self.config.vision_config, self.config.image_grid_pinpoints
+        side = vision.image_size // vision.patch_size
+        newlines = unpadded(size, pinpoints, vision.image_size, side).rows
+        tiles = num_tiles_of(size, pinpoints, vision.image_size)
+        return Counts(visual=placeholders - newlines, newlines=newlines, encoded=tiles * side**2)
 
 
 @cache
@@ -146,14 +173,14 @@ def dropping_work(model: Model, layers: Sequence[int], batch: int, itemsize: int
     return pieces
 
 
-def vision_work(model: Model, num_visual: int, batch: int, itemsize: int = 2) -> Work:
+def vision_work(model: Model, num_encoded: int, batch: int, itemsize: int = 2) -> Work:
     """The vision tower over `batch` pictures."""
     vision = model.config.vision_config
     merge = getattr(vision, "spatial_merge_size", 1)
     return Work(
-        flops=batch * encoder_flops(model.config, num_visual),
+        flops=batch * encoder_flops(model.config, num_encoded),
         read=model.vision_parameters * itemsize,
-        tokens=batch * num_visual * merge * merge,
+        tokens=batch * num_encoded * merge * merge,
         layers=getattr(vision, "depth", None) or vision.num_hidden_layers,
     )
 
@@ -192,7 +219,7 @@ def predict(
     gpu: Gpu,
     calibration: Calibration,
     *,
-    num_visual: int,
+    counts: Counts,
     num_kept: int,
     num_text: int,
     batch: int,
@@ -200,10 +227,10 @@ def predict(
     itemsize: int = 2,
 ) -> dict[str, float]:
     """Milliseconds of each stage and of the first token."""
-    columns = num_kept + padded_text(num_text, path)
-    is_pruned = num_kept < num_visual
-    encode = calibration.vision.ms(vision_work(model, num_visual, batch, itemsize), gpu)
-    pruner = calibration.vision.ms(scorer_work(model, num_visual, batch, itemsize), gpu) if is_pruned else 0.0
+    columns = counts.columns(num_kept) + padded_text(num_text, path)
+    is_pruned = num_kept < counts.visual
+    encode = calibration.vision.ms(vision_work(model, counts.encoded, batch, itemsize), gpu)
+    pruner = calibration.vision.ms(scorer_work(model, counts.visual, batch, itemsize), gpu) if is_pruned else 0.0
     project = Work(
         flops=batch * projector_flops(model.config, num_kept),
         read=projector_flops(model.config, 1) / 2 * itemsize,  # a weight does one multiply and one add for each token
@@ -221,12 +248,12 @@ def predict(
     }
 
 
-def request_bytes(model: Model, num_visual: int, columns: int, new_tokens: int, itemsize: int) -> int:
+def request_bytes(model: Model, num_encoded: int, columns: int, new_tokens: int, itemsize: int) -> int:
     """Memory of one request: its cache, and the widest activations of the tower or the language model."""
     text, vision = model.text, BlockSpec.from_config(model.config.vision_config)
     merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
     language = columns * (6 * text.hidden_size + 3 * text.intermediate_size)
-    tower = num_visual * merge * merge * (6 * vision.width + 3 * vision.mlp_width)
+    tower = num_encoded * merge * merge * (6 * vision.width + 3 * vision.mlp_width)
     return kv_bytes(text, columns + new_tokens, element_size=itemsize) + max(language, tower) * itemsize
 
 
@@ -257,21 +284,21 @@ def plan(
     if min(num_text, batch, new_tokens) < 1:
         raise ValueError(f"text={num_text}, batch={batch}, new tokens={new_tokens}: each must be 1 or more")
     model, calibration = describe(name), calibration or CALIBRATIONS[path]
-    num_visual = model.num_visual(image)
+    counts = model.count(image)
     free = gpu.memory * 1e9 * USABLE - model.parameters * itemsize
     if path == "fast" and free > 2 * fused_bytes(model.text, itemsize):  # else compile(fuse=False), which needs none
         free -= fused_bytes(model.text, itemsize)
     rows: list[dict[str, Any]] = []
-    for method, num_kept in (("full", num_visual), ("pruned", Budget(keep).count(num_visual))):
-        columns = num_kept + padded_text(num_text, path)
-        largest = max(0, int(free // request_bytes(model, num_visual, columns, new_tokens, itemsize)))
+    for method, num_kept in (("full", counts.visual), ("pruned", Budget(keep).count(counts.visual))):
+        columns = counts.columns(num_kept) + padded_text(num_text, path)
+        largest = max(0, int(free // request_bytes(model, counts.encoded, columns, new_tokens, itemsize)))
 
         def timed(size: int, kept: int = num_kept) -> dict[str, float]:
             return predict(
                 model,
                 gpu,
                 calibration,
-                num_visual=num_visual,
+                counts=counts,
                 num_kept=kept,
                 num_text=num_text,
                 batch=size,
@@ -281,11 +308,11 @@ def plan(
 
         row: dict[str, Any] = {
             "method": method,
-            "num_visual": num_visual,
+            "num_visual": counts.visual,
             "num_kept": num_kept,
             "num_text": num_text,
             "batch": batch,
-            "tflops": prefill_flops(model.text, num_kept + num_text) / 1e12,
+            "tflops": prefill_flops(model.text, counts.columns(num_kept) + num_text) / 1e12,
             "kv_mb": kv_bytes(model.text, columns + new_tokens, batch=batch, element_size=itemsize) / 1e6,
             **(timed(batch) if batch <= largest else {}),
             "largest_batch": largest,

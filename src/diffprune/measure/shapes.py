@@ -49,7 +49,7 @@ def chat(image: str) -> str:
     )
 
 
-# --- LLaVA-1.5 --------------------------------------------------------------------------------------------------------
+# --- LLaVA-1.5 and 1.6 ------------------------------------------------------------------------------------------------
 
 _LLAMA: dict[str, dict[str, int]] = {
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
@@ -62,7 +62,28 @@ _SMALL_VOCABULARY = 300
 
 def llava(size: str, tiny: bool) -> tuple[Any, Any]:
     """Configuration and processor of LLaVA-1.5."""
-    from transformers import CLIPImageProcessorPil, CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaProcessor
+    from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaProcessor
+
+    images = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
+    return _clip_and_llama(LlavaConfig, LlavaProcessor, images, size, tiny, image_seq_length=576)
+
+
+def llava_next(size: str, tiny: bool) -> tuple[Any, Any]:
+    """Configuration and processor of LLaVA-1.6: the same parts, over an overview and up to four tiles."""
+    from transformers import LlavaNextConfig, LlavaNextImageProcessorPil, LlavaNextProcessor
+
+    tiles = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}, image_grid_pinpoints=tiles
+    )
+    return _clip_and_llama(LlavaNextConfig, LlavaNextProcessor, images, size, tiny, image_grid_pinpoints=tiles)
+
+
+def _clip_and_llama(
+    configuration: Any, processor: Any, images: Any, size: str, tiny: bool, **more: Any
+) -> tuple[Any, Any]:
+    """CLIP's large tower at 336 pixels with a LLaMA, as that kind of model and processor."""
+    from transformers import CLIPVisionConfig, LlamaConfig
 
     tokenizer = byte_tokenizer("<image>")
     sizes: dict[str, Any] = _SMALL if tiny else _LLAMA[size]
@@ -75,16 +96,15 @@ def llava(size: str, tiny: bool) -> tuple[Any, Any]:
     tower: dict[str, Any] = _SMALL if tiny else _CLIP_LARGE
     vision = CLIPVisionConfig(**tower, image_size=336, patch_size=14, projection_dim=768)
     image_id = tokenizer.convert_tokens_to_ids("<image>")
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=image_id, image_seq_length=576)
-    processor = LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}),
+    config = configuration(vision_config=vision, text_config=text, image_token_index=image_id, **more)
+    return config, processor(
+        image_processor=images,
         tokenizer=tokenizer,
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         chat_template=chat("<image>"),
     )
-    return config, processor
 
 
 # --- Qwen2.5-VL -------------------------------------------------------------------------------------------------------
@@ -197,6 +217,8 @@ def _ends(tokenizer: Any) -> dict[str, Any]:
 SHAPES: dict[str, Callable[[bool], tuple[Any, Any]]] = {
     "llava-1.5-7b": partial(llava, "7b"),
     "llava-1.5-13b": partial(llava, "13b"),
+    "llava-next-7b": partial(llava_next, "7b"),
+    "llava-next-13b": partial(llava_next, "13b"),
     "qwen2.5-vl-3b": partial(qwen, "3b"),
     "qwen2.5-vl-7b": partial(qwen, "7b"),
     "qwen2.5-vl-32b": partial(qwen, "32b"),
