@@ -127,6 +127,22 @@ def test_what_the_compiler_gets_wrong_runs_without_it_and_says_so(
     assert torch.equal(found, vlm.generate([tiny.picture(1)], QUESTIONS[1], **asked))
 
 
+def test_without_room_for_the_comparison_what_was_compiled_is_used_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_card(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(fast_path, "Compiler", Miscompiler)
+    monkeypatch.setattr(fast_path.FastPath, "_same_logits", full_card)
+    with caplog.at_level(logging.WARNING):
+        vlm = compiled("llava", "feature_norm", batch_sizes=(1,), text_buckets=(64,))
+    assert vlm.fast.decoder.compiled
+    assert [record.getMessage() for record in caplog.records] == [
+        "no room to compare 1 x 69 compiled columns with plain layers"
+    ]
+
+
 @pytest.mark.parametrize("newline", ["rows", "all", "none"])
 @pytest.mark.parametrize("method", ["full", "feature_norm"])
 def test_buckets_have_room_for_the_newlines_that_stay(

@@ -197,11 +197,14 @@ class FastPath:
         )
         self.pool = torch.cuda.graph_pool_handle() if self.capture else None
         self._verify()
+        mistake = ""
         try:
             self.buckets = self._make_buckets(shapes)
         except Miscompiled as error:
-            vlm._say_once(f"{error}, so they are captured as they are")
-            gc.collect()  # the graphs made so far
+            mistake = str(error)
+        if mistake:  # out of the handler, whose error holds the graphs made so far
+            vlm._say_once(f"{mistake}, so they are captured as they are")
+            gc.collect()
             self.decoder = plain_decoder(self.decoder)
             self.buckets = self._make_buckets(shapes)
         self.pictures: dict[tuple[int, ...], Picture] = {}
@@ -235,7 +238,10 @@ class FastPath:
                     bucket.decode.warm_up(self.pool)
             if self.decoder.compiled:
                 with self._timed("verify"):
-                    self._verify_bucket(bucket)
+                    try:
+                        self._verify_bucket(bucket)
+                    except torch.cuda.OutOfMemoryError:  # plain layers take more room than compiled ones
+                        self.vlm._say_once(f"no room to compare {batch} x {length} compiled columns with plain layers")
             buckets.append(bucket)
         return buckets
 
