@@ -13,7 +13,7 @@
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
 # SCORERS (of our own, and Gumbel-STE), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS
-# (with KNOB_SEEDS), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it
+# (with KNOB_SEEDS and KNOB_KEEP), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it
 # has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
@@ -43,7 +43,7 @@ else
 fi
 : "${LEARNED:=visionselector dynamic_llava oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked glimpse_prune}" "${PRECISION:=float32}"
 : "${SCORERS:=diffprune dedicated gumbel_ste diffprune-paper diffprune-scale diffprune-global}"
-: "${DEDICATED_KEEP:=$KEEP}"
+: "${DEDICATED_KEEP:=$KEEP}" "${KNOB_KEEP:=$KEEP}"
 # Overrides of our own scorers: what the validation split chose (docs/log.md).
 : "${OURS:=recipe=bridge method.standardise=true}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
@@ -197,7 +197,7 @@ PYTHON
 knob_evaluations() {
     local name others=random # with the first of them
     while read -r name _; do
-        evaluate "knobs-$name" --questions "$KNOB_QUESTIONS" --keep "$KEEP" --split validation --throttled \
+        evaluate "knobs-$name" --questions "$KNOB_QUESTIONS" --keep "$KNOB_KEEP" --split validation --throttled \
             ${others:+--methods $others} --pruner "$(SEEDS=$KNOB_SEEDS trained "$name" "knob-$name")"
         others=
     done <<<"$KNOBS"
