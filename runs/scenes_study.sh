@@ -13,8 +13,8 @@
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
 # SCORERS (of our own, and Gumbel-STE), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS
-# (with KNOB_SEEDS and KNOB_KEEP), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it
-# has a daemon for it.
+# (with KNOB_SEEDS and KNOB_KEEP), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same
+# time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 

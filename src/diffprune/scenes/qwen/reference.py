@@ -1,8 +1,9 @@
 """Three sizes of one native-resolution model for scenes: Qwen2.5-VL in miniature, from stock Hugging Face classes.
 
 `scenes-qwen-s`, `-m` and `-l` see pictures of any size, one language token for every 16 x 16 pixels (2 x 2 patches of
-8), through a tower in which every second block attends within windows of 64 x 64 pixels. Their weights are trained by
-`pretrain.py` beside this file and are not part of the package.
+8), through a tower in which every second block attends within windows of 64 x 64 pixels. As in the large models the
+tower is the same in all sizes, and the decoders differ. Their weights are trained by `pretrain.py` beside this file and
+are not part of the package.
 """
 
 import json
@@ -49,6 +50,7 @@ class QwenSpec:
     text_hidden: int
     patch: int = UNIT  # what a language token looks at, as in `reference.ReferenceSpec`
     head_width: int = HEAD
+    start: str | None = None  # the reference model whose decoder, grown where it is smaller, this one starts from
 
     @property
     def full_blocks(self) -> list[int]:
@@ -56,16 +58,11 @@ class QwenSpec:
         return list(range(self.vision_blocks - 1, -1, -2))[::-1]
 
 
+_TOWER = {"vision_width": 192, "vision_blocks": 8, "vision_hidden": 384}  # of all sizes
 SPECS = {
-    "scenes-qwen-s": QwenSpec(
-        vision_width=128, vision_blocks=6, vision_hidden=256, text_width=160, text_layers=4, text_hidden=320
-    ),
-    "scenes-qwen-m": QwenSpec(
-        vision_width=192, vision_blocks=6, vision_hidden=384, text_width=224, text_layers=5, text_hidden=448
-    ),
-    "scenes-qwen-l": QwenSpec(
-        vision_width=256, vision_blocks=8, vision_hidden=512, text_width=320, text_layers=6, text_hidden=640
-    ),
+    "scenes-qwen-s": QwenSpec(**_TOWER, text_width=128, text_layers=4, text_hidden=256, start="scenes-nano"),
+    "scenes-qwen-m": QwenSpec(**_TOWER, text_width=256, text_layers=6, text_hidden=512, start="scenes-llava"),
+    "scenes-qwen-l": QwenSpec(**_TOWER, text_width=384, text_layers=8, text_hidden=768, start="scenes-llava"),
 }
 
 
@@ -121,7 +118,11 @@ def qwen_config(spec: QwenSpec, tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_V
         "num_key_value_heads": spec.text_width // spec.head_width,
         "max_position_embeddings": 2048,
         "initializer_range": 0.05,  # about 1 / sqrt(width), as in the other reference models
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": sections(spec.head_width)},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,  # of the decoders they start from
+            "mrope_section": sections(spec.head_width),
+        },
         "pad_token_id": PAD,
         "bos_token_id": START,
         "eos_token_id": END,
