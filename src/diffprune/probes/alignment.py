@@ -31,7 +31,7 @@ PANELS = 4  # in each row of the figure: below, one per backbone and one for the
 
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     """Both operators at every budget."""
-    method, _ = bench.trained("diffprune", seed)
+    method = bench.scorer("diffprune", seed)
     deit, remove_below = bench.cut_open(), bench.recipe_of("diffprune")[1]  # throttled as in training
     for keep in bench.settings.keeps:
         weights: list[Tensor] = []

@@ -1,6 +1,8 @@
 """What the probes share: pictures, the classifier, and scorers trained on it by DiffPrune and by Gumbel-STE."""
 
+import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +20,16 @@ from diffprune.methods.base import Restricted, TrainablePruner, build_method
 from diffprune.ops import take_tokens
 from diffprune.probes.augment import augment
 from diffprune.probes.data import Photos, draw_photos, find_files, read_photos
-from diffprune.probes.deit import RECORD, Classifier, Shape, load_deit, right_answers, save_deit, train_deit
+from diffprune.probes.deit import (
+    RECORD,
+    Classifier,
+    CompiledDeiT,
+    Shape,
+    load_deit,
+    right_answers,
+    save_deit,
+    train_deit,
+)
 from diffprune.schedules import resolve_steps, tau_at
 from diffprune.train.loop import train
 from diffprune.types import Budget
@@ -26,6 +37,7 @@ from diffprune.types import Budget
 Reader = Callable[[Tensor, Tensor], Tensor]  # class logits from the prefix and the patch tokens
 
 LEARNED = ("diffprune", "gumbel_ste")
+PLAIN = "diffprune_plain"  # DiffPrune without the bridge, which is the paper's, where the trained one has it
 SEEDS = (42, 123, 456, 789, 1000)  # the paper's
 TAU = TauConfig(start=2.0, end=0.1, anneal_steps=0.8)
 
@@ -248,6 +260,28 @@ class Bench:
             raise ValueError(f"the classifier in {weights} was trained with --hide {hidden:g}; give that here too")
         return classifier
 
+    def remembered(self, name: str, make: Callable[[], Any] | None = None) -> Any:
+        """What an earlier process made under this name with the same classifier and settings; else what `make` gives.
+
+        It lies beside a classifier that was trained here, so that a run that was cut short does not do it again. None
+        where nothing is there and nothing is to be made.
+        """
+        folder = Path(self.save_weights or self.weights or "")
+        if not (folder / RECORD).is_file():
+            return None if make is None else make()
+        origin = f"{self.backbone} {self.classifier.training} {self.recipe} {name}"
+        path = folder / "probes" / f"{hashlib.blake2b(origin.encode(), digest_size=10).hexdigest()}.pt"
+        if path.is_file():
+            return torch.load(path, map_location=self.device, weights_only=True)
+        if make is None:
+            return None
+        made = make()
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        torch.save(made, unfinished)
+        unfinished.replace(path)
+        return made
+
     def cut_open(self, cut: int | None = None) -> DeiT:
         """The classifier with a place to drop tokens."""
         model = self.classifier.model
@@ -258,7 +292,7 @@ class Bench:
 
     @torch.no_grad()
     def encoded(
-        self, photos: Photos, cut: int | None = None, needs: frozenset[str] = frozenset(), chunk: int = 250
+        self, photos: Photos, cut: int | None = None, needs: frozenset[str] = frozenset(), chunk: int = 500
     ) -> Iterator[tuple[Int[Tensor, " B"], Encoded]]:
         """Rows and tokens of all pictures, some at a time, in order."""
         deit = self.cut_open(cut)
@@ -279,7 +313,10 @@ class Bench:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             method = build_method(
-                name, block=self.cut_open().block, noise=self.settings.noise, **self.recipe_of(name)[0]
+                "diffprune" if name == PLAIN else name,
+                block=self.cut_open().block,
+                noise=self.settings.noise,
+                **self.recipe_of(name)[0],
             )
             assert isinstance(method, TrainablePruner)
             torch.manual_seed(seed)
@@ -294,7 +331,7 @@ class Bench:
 
     def recipe_of(self, name: str) -> tuple[dict[str, Any], float]:
         """Options of a learned method, and the weight below which its training takes tokens out."""
-        if name != "diffprune" or not self.settings.bridge:
+        if name != "diffprune" or not self.settings.bridge:  # PLAIN is never trained
             return {}, 0.0
         values = recipe_values("bridge", name)
         return values["method"], values["remove_below"]
@@ -303,12 +340,40 @@ class Bench:
         """A trained method and its scorer at the moments in between; those of the last seed are kept."""
         key = f"trained {name}"
         if key not in self._kept or self._kept[key][0] != seed:
-            self._kept[key] = (seed, *self._train(name, seed))
+            method, snapshots = self._train(name, seed)
+            self._kept[key] = (seed, method, snapshots)
+            self.remembered(f"scorer {name} {seed}", lambda: snapshots[-1].state)
         return self._kept[key][1:]
 
+    def scorer(self, name: str, seed: int) -> TrainablePruner:
+        """A trained method alone, which an earlier process may have trained."""
+        is_here = self._kept.get(f"trained {name}", (None,))[0] == seed
+        state = None if is_here else self.remembered(f"scorer {name} {seed}")
+        if state is None:
+            return self.trained(name, seed)[0]
+        method = self.start(name, seed)
+        method.load_state_dict(state)
+        return method.eval()
+
+    @property
+    def read(self) -> Reader:
+        """Class logits from prefix and tokens; compiled, where there is a GPU, for whole batches of whole pictures.
+
+        That is one shape. All others run as they are: the number of tokens left changes from step to step.
+        """
+        deit = self.cut_open()
+        if not self.device.startswith("cuda"):
+            return deit.logits
+        compiled = CompiledDeiT(self.classifier.model, cut=deit.cut)
+        shape = (self.settings.batch, deit.side**2)
+
+        def read(prefix: Tensor, x: Tensor) -> Tensor:
+            return (compiled if x.shape[:2] == shape and torch.is_grad_enabled() else deit).logits(prefix, x)
+
+        return read
+
     def _train(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
-        settings, photos, deit = self.settings, self.train_photos, self.cut_open()
-        read = self.once("reader", lambda: compiled(deit.logits, self.device))  # one, so that it is compiled once
+        settings, photos, deit, read = self.settings, self.train_photos, self.cut_open(), self.read
         method, remove_below = self.start(name, seed), self.recipe_of(name)[1]
         snapshots = [take_snapshot(method, 0.0)]
         later = [moment for moment in settings.moments if moment > 0]
@@ -376,11 +441,6 @@ def budget_counts(encoded: Encoded, keep: float) -> Int[Tensor, " B"]:
     """Tokens to keep of each picture; all pictures have equally many."""
     num_images, num_tokens, _ = encoded.tokens.x.shape
     return torch.full((num_images,), Budget(keep).count(num_tokens), device=encoded.tokens.x.device)
-
-
-def compiled(read: Reader, device: str) -> Reader:
-    """The same call, compiled where there is a GPU: what is frozen is mostly fused."""
-    return torch.compile(read) if device.startswith("cuda") else read
 
 
 def run_throttled(

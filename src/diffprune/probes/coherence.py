@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from diffprune.backbones.deit import Encoded
 from diffprune.methods.base import Pruner, TrainablePruner, build_method
 from diffprune.ops import take_tokens
-from diffprune.probes.bench import LEARNED, Bench, budget_counts, run_throttled
+from diffprune.probes.bench import LEARNED, PLAIN, TAU, Bench, budget_counts, run_throttled
 from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
 
@@ -24,13 +24,20 @@ NAME = "coherence"
 KEY = ("backbone", "method", "keep", "moment")
 NOTE = (
     "cosine: mean over pairs of batches of the cosine between scorer gradients, error by jackknife over batches; "
-    "ratio: DiffPrune's over Gumbel-STE's, only where the latter exceeds two standard errors"
+    "ratio: DiffPrune's over Gumbel-STE's, only where the latter exceeds two standard errors; diffprune_plain: without "
+    "the bridge, as the paper's"
 )
 
 
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
-    """Cosines along both trainings, then accuracy of both, of random choice and of the whole model."""
+    """Cosines along both trainings, then accuracy of both, of random choice and of the whole model.
+
+    At the start also without the bridge, which is how the paper's own is.
+    """
     settings = bench.settings
+    if settings.bridge:
+        for keep in (0.1111, settings.keep, 0.5):
+            yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=TAU.start)
     for name in LEARNED:
         method, snapshots = bench.trained(name, seed)
         final = snapshots[-1].state
@@ -38,10 +45,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
             method.load_state_dict(snapshot.state)
             keeps = (0.1111, settings.keep, 0.5) if snapshot.moment == 0 else (settings.keep,)
             for keep in keeps:
-                gradients = batch_gradients(bench, method, seed, keep=keep, tau=snapshot.tau)
-                cosine, error = pairwise_cosine(gradients)
-                key = {"backbone": bench.backbone, "method": name, "keep": keep, "moment": snapshot.moment}
-                yield Cell(key, seed, {"cosine": cosine, "error": error, "tau": snapshot.tau})
+                yield _cosine(bench, method, name, seed, keep=keep, moment=snapshot.moment, tau=snapshot.tau)
         method.load_state_dict(final)
         for keep in settings.keeps:
             yield _accuracy(bench, method, name, keep, seed)
@@ -51,11 +55,19 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     yield _accuracy(bench, build_method("full"), "full", 1.0, seed)
 
 
+def _cosine(
+    bench: Bench, method: TrainablePruner, name: str, seed: int, *, keep: float, moment: float, tau: float
+) -> Cell:
+    cosine, error = pairwise_cosine(batch_gradients(bench, method, seed, keep=keep, tau=tau))
+    key = {"backbone": bench.backbone, "method": name, "keep": keep, "moment": moment}
+    return Cell(key, seed, {"cosine": cosine, "error": error, "tau": tau})
+
+
 def batch_gradients(
     bench: Bench, method: TrainablePruner, seed: int, *, keep: float, tau: float
 ) -> Float[Tensor, "batches parameters"]:
     """The scorer's gradient on each of several disjoint batches of plain training pictures, each with its own noise."""
-    settings, photos, deit = bench.settings, bench.train_photos, bench.cut_open()
+    settings, photos, deit, read = bench.settings, bench.train_photos, bench.cut_open(), bench.read
     needed = settings.batches * settings.pictures
     if len(photos) < needed:
         raise ValueError(
@@ -69,7 +81,7 @@ def batch_gradients(
         generator = torch.Generator(bench.device).manual_seed(seed * 1_000_003 + number)
         with bench.autocast():
             encoded = deit.encode(bench.classifier.pixel_values(photos.pixels[rows]))
-            logits, _ = run_throttled(deit.logits, method, encoded, budget_counts(encoded, keep), tau, generator)
+            logits, _ = run_throttled(read, method, encoded, budget_counts(encoded, keep), tau, generator)
         gradient = torch.autograd.grad(F.cross_entropy(logits.float(), photos.labels[rows]), weights)
         found.append(torch.cat([part.flatten() for part in gradient]))
     return torch.stack(found)
@@ -123,7 +135,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         done.append({**row, **summary})
     surrogate = {_place(row): row for row in done if row["method"] == "gumbel_ste" and "moment" in row}
     for row in done:
-        other = surrogate.get(_place(row)) if row["method"] == "diffprune" and "moment" in row else None
+        other = surrogate.get(_place(row)) if row["method"] in ("diffprune", PLAIN) and "moment" in row else None
         if other is not None and row["cosine"] > 0:
             row |= compare(row["cosine"], other["cosine"], (other["ci95"][1] - other["ci95"][0]) / (2 * 1.96))
     return done
@@ -149,7 +161,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     shown = [row for row in cosines if row["keep"] == main]
     ends = [names[0], names[-1]] if len(names) > 1 else names
     with figure(path, 2 + len(ends)) as (left, along, *right):
-        for offset, name in zip((-0.18, 0.18), LEARNED, strict=True):
+        bars = [name for name in (PLAIN, *LEARNED) if any(row["method"] == name for row in shown)]
+        for place, name in enumerate(bars):
+            width = 0.72 / len(bars)
+            offset = width * (place - (len(bars) - 1) / 2)
             chosen = {row["backbone"]: row for row in shown if row["method"] == name and row["moment"] == 0}
             places = [index + offset for index, backbone in enumerate(names) if backbone in chosen]
             values = [chosen[backbone] for backbone in names if backbone in chosen]
@@ -157,9 +172,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 [row["cosine"] - row["ci95"][0] for row in values],
                 [row["ci95"][1] - row["cosine"] for row in values],
             ]
-            left.bar(places, [row["cosine"] for row in values], 0.34, color=COLOURS[name], label=label(name))
+            left.bar(places, [row["cosine"] for row in values], 0.94 * width, color=COLOURS[name], label=label(name))
             left.errorbar(places, [row["cosine"] for row in values], errors, fmt="none", ecolor="black", capsize=2)
-            for index, backbone in enumerate(names):
+            for index, backbone in enumerate(names if name in LEARNED else ()):
                 line = sorted(
                     (row for row in shown if row["method"] == name and row["backbone"] == backbone),
                     key=lambda row: row["moment"],

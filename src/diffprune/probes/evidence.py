@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from diffprune.probes.bench import LEARNED, TAU
-from diffprune.probes.figures import backbones_of, label
+from diffprune.probes.bench import LEARNED, PLAIN, TAU
+from diffprune.probes.figures import ORDER, backbones_of, label
 from diffprune.probes.run import BACKBONES_FILE
 from diffprune.probes.store import Row
 from diffprune.results import markdown_table, read_results, write_text
@@ -39,7 +39,23 @@ def block(name: str, results: Path) -> str:
     found = read_results(path)
     picture = "" if name in WITHOUT_FIGURE else f"![{name}](img/{name}.png)\n\n"
     origin = f"`{found.command}` on {found.device}, {found.date[:10]}, seeds {', '.join(map(str, found.seeds))}."
+    origin += seed_counts(found.rows)
     return f"{picture}{FINDINGS[name](found.rows)}\n{origin}\n\n{_capital(found.notes)}.\n"
+
+
+def seed_counts(rows: Sequence[Row]) -> str:
+    """How many seeds each backbone's numbers have, in a sentence; nothing where rows do not say."""
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        if "n_seeds" in row and row.get("backbone") in ORDER:
+            counts.setdefault(row["backbone"], []).append(row["n_seeds"])
+    said = [
+        f"{label(name)} {min(counts[name])}"
+        + (f" to {max(counts[name])}" if max(counts[name]) > min(counts[name]) else "")
+        for name in ORDER
+        if name in counts
+    ]
+    return f" Seeds behind a number: {', '.join(said)}." if said else ""
 
 
 def _capital(text: str) -> str:
@@ -56,8 +72,10 @@ def _coherence(rows: Sequence[Row]) -> str:
     main = max({row["keep"] for row in cosines}, key=[row["keep"] for row in cosines].count)
     table, ratios = [], {}
     for backbone in backbones_of(rows):
-        for row in (row for row in cosines if row["backbone"] == backbone and row["keep"] == main):
-            if row["method"] == "diffprune":
+        chosen = [row for row in cosines if row["backbone"] == backbone and row["keep"] == main]
+        plain = any(row["method"] == PLAIN for row in chosen)  # the paper's has no bridge
+        for row in chosen:
+            if row["method"] in ("diffprune", PLAIN):
                 other = next(
                     (
                         item
@@ -71,14 +89,15 @@ def _coherence(rows: Sequence[Row]) -> str:
                 table.append(
                     {
                         "backbone": label(backbone),
-                        "training": f"{row['moment']:.0%}",
+                        "training": f"{row['moment']:.0%}{', no bridge' if row['method'] == PLAIN else ''}",
                         "DiffPrune": row["cosine"],
                         "Gumbel-STE": None if other is None else other["cosine"],
                         "ratio": ratio,
                         "ratio at least": row.get("ratio_at_least"),
+                        "seeds": row.get("n_seeds"),
                     }
                 )
-                if row["moment"] == 0:
+                if row["moment"] == 0 and (row["method"] == PLAIN) == plain:
                     ratios[backbone] = ratio
     known = [ratio for ratio in ratios.values() if ratio is not None]
     is_growing = len(known) == len(ratios) and known == sorted(known)
@@ -107,11 +126,13 @@ def _accuracy(rows: Sequence[Row]) -> str:
 
 
 def _landscape(rows: Sequence[Row]) -> str:
-    ratios = {row["backbone"]: row["ratio"] for row in rows if row["method"] == "diffprune" and row["tau"] == TAU.start}
+    starts = [row for row in rows if row["tau"] == TAU.start and "ratio" in row]
+    ours = PLAIN if any(row["method"] == PLAIN for row in starts) else "diffprune"  # the paper's has no bridge
+    ratios = {row["backbone"]: row["ratio"] for row in starts if row["method"] == ours}
     said = ", ".join(f"{label(name)} {ratios[name]:.1f}" for name in backbones_of(rows) if name in ratios)
-    is_rougher = all(ratio > 1 for ratio in ratios.values())
+    is_rougher = bool(ratios) and all(ratio > 1 for ratio in ratios.values())
     verdict = "The direction agrees with the paper" if is_rougher else "The direction does not agree with the paper"
-    columns = ["backbone", "method", "tau", "variation", "variation_std", "ratio", "ci95"]
+    columns = ["backbone", "method", "tau", "variation", "variation_std", "ratio", "ci95", "n_seeds"]
     return (
         f"Gumbel-STE's loss varies so many times as much per step at the starting temperature: {said}. {verdict}; "
         f"its factor is about 24.\n\n{markdown_table(rows, columns)}"
@@ -143,7 +164,7 @@ def _bias(rows: Sequence[Row]) -> str:
 def _alignment(rows: Sequence[Row]) -> str:
     widest = max(rows, key=lambda row: abs(row["gap_top1"]))
     columns = ["backbone", "keep", "throttled_top1", "hard_top1", "gap_top1", "gap_top1_ci95", "throttled_top5"]
-    columns += ["hard_top5", "gap_top5", "weight"]
+    columns += ["hard_top5", "gap_top5", "weight", "n_seeds"]
     is_small = abs(widest["gap_top1"]) <= 3
     verdict = "The gaps are small, as in the paper." if is_small else "Not every gap is small, as the paper's are."
     return (
@@ -170,7 +191,7 @@ def _relevance(rows: Sequence[Row]) -> str:
                 f"with its whole interval, and {abs(centre['lead']):.1f} points {side} the centre square."
             )
             table += [ours, centre] if best is centre else [ours, centre, best]
-    columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95"]
+    columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95", "n_seeds"]
     return (
         "\n".join(sentences)
         + "\n\nDiffPrune, the centre square and the nearest of the others:\n\n"

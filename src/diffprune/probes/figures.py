@@ -7,6 +7,7 @@ from typing import Any
 
 LABELS = {
     "diffprune": "DiffPrune",
+    "diffprune_plain": "DiffPrune, no bridge",
     "gumbel_ste": "Gumbel-STE",
     "random": "random",
     "full": "all tokens",
@@ -15,7 +16,14 @@ LABELS = {
     "deit-small": "DeiT-Small",
     "deit-base": "DeiT-Base",
 }
-COLOURS = {"diffprune": "#c0392b", "gumbel_ste": "#2c6fbb", "random": "#8a8a8a", "full": "#222222", "centre": "#2e8b57"}
+COLOURS = {
+    "diffprune": "#c0392b",
+    "diffprune_plain": "#e59866",
+    "gumbel_ste": "#2c6fbb",
+    "random": "#8a8a8a",
+    "full": "#222222",
+    "centre": "#2e8b57",
+}
 ORDER = ("deit-tiny", "deit-small", "deit-base")
 STYLE: Any = {
     "font.size": 8,

@@ -14,6 +14,8 @@ from diffprune.probes.store import SEEDS, Cell, Row, Store
 
 PROBES = ("coherence", "landscape", "alignment", "relevance", "bias")
 ON_BACKBONES = PROBES[:4]
+OF_STARTS = "landscape"  # needs no trained scorer, and can wait until the others have all their seeds
+ENDING = 8.0  # seconds that figures and tables take
 BACKBONES_FILE = "probe_backbones"
 BACKBONES_NOTE = (
     "classifiers of the probes, trained from scratch for minutes on few small pictures: small-data models; top-1 and "
@@ -63,8 +65,7 @@ def run_probes(
     stores = {name: open_store(name, bench, out, commit=commit) for name in names}
     todo = [
         (name, seed)
-        for seed in bench.seeds
-        for name in names
+        for name, seed in in_order(names, bench.seeds)
         if not stores[name].is_done(None if name == "bias" else bench.backbone, seed)
     ]
     if any(name != "bias" for name, _ in todo):
@@ -73,7 +74,7 @@ def run_probes(
     is_complete = True
     for number, (name, seed) in enumerate(todo):
         begun = time.monotonic()
-        if deadline is not None and begun + longest.get(name, 0.0) > deadline:
+        if deadline is not None and begun + longest.get(name, 0.0) + ENDING > deadline:
             is_complete = False
             continue
         progress(f"probe {name}", bench.seeds.index(seed), len(bench.seeds))
@@ -88,6 +89,15 @@ def run_probes(
         if rows:
             probe_module(name).draw(rows, figures / f"{name}.png")
     return found, is_complete
+
+
+def in_order(names: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+    """Every probe with every seed. A seed's scorers serve all probes that need them before the next are trained.
+
+    The landscape comes last, its first seed at the very end, for that is the one with the slice.
+    """
+    scored = [(name, seed) for seed in seeds for name in names if name != OF_STARTS]
+    return scored + [(OF_STARTS, seed) for seed in (*seeds[1:], seeds[0]) if OF_STARTS in names]
 
 
 def _measure(probe: ModuleType, bench: Bench, seed: int) -> list[Cell]:

@@ -61,15 +61,26 @@ DIVISIONS = {
 def next_config(base: LlavaForConditionalGeneration) -> LlavaNextConfig:
     """The stock LLaVA-NeXT configuration with the parts of `base`."""
     config: Any = base.config
+    text = config.text_config
+    rope = {**text.rope_parameters, "rope_theta": stretched_base(text.rope_parameters["rope_theta"], text.head_dim)}
     return LlavaNextConfig(
         vision_config=config.vision_config.to_dict(),
-        text_config={**config.text_config.to_dict(), "max_position_embeddings": POSITIONS},
+        text_config={**text.to_dict(), "max_position_embeddings": POSITIONS, "rope_parameters": rope},
         image_token_index=reference.IMAGE,
         image_grid_pinpoints=[[LARGE, LARGE]],
         vision_feature_layer=config.vision_feature_layer,
         vision_feature_select_strategy="default",
         tie_word_embeddings=False,
     )
+
+
+def stretched_base(base: float, head_width: int) -> float:
+    """The base of rotary positions with which a decoder reads prompts `1 + TILES**2` times as long as it has learned.
+
+    The slowest angle grows as many times slower and the fastest stays (known as NTK-aware scaling): neighbouring words
+    stand as they did, and the far end of the prompt is no farther than it was.
+    """
+    return base * (1 + TILES**2) ** (head_width / (head_width - 2))
 
 
 def build_next(

@@ -1,11 +1,12 @@
-"""Trains the scenes-qwen models from scratch: first the vision tower, then merger and language model on top of it.
+"""Trains the scenes-qwen models: first the vision tower of all three, then merger and language model on top of it.
 
-    python -m diffprune.scenes.qwen.pretrain --model scenes-qwen-s --stage tower --out out/tower
+    python -m diffprune.scenes.qwen.pretrain --model scenes-qwen-m --stage tower --out out/tower
     python -m diffprune.scenes.qwen.pretrain --model scenes-qwen-s --stage language --init out/tower --out out/first
     python -m diffprune.scenes.qwen.pretrain --model scenes-qwen-s --stage package --init out/first --out weights/s
 
 As for the other reference models (`scenes/pretrain.py`), with pictures of varying size: all pictures of a step have one
-height and one width, drawn anew for each step.
+height and one width, drawn anew for each step. The tower comes from nothing; a language model on a tower alone starts
+from the decoder of another reference model (`start.py`).
 """
 
 import random
@@ -16,12 +17,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from diffprune.scenes import package, passes, prefixes, pretrain, turns
+from diffprune.scenes import package, passes, prefixes, pretrain, reference, turns
 from diffprune.scenes import supervision as any_supervision
 from diffprune.scenes.feed import Batch, Make, draw_batch, picture_arrays
-from diffprune.scenes.pretrain import Family, LanguageRun, Logged, Run, Settings
+from diffprune.scenes.pretrain import ROUND_SCENES, Family, LanguageRun, Logged, Run, Settings, first_scene
 from diffprune.scenes.qwen import passes as qwen_passes
-from diffprune.scenes.qwen import supervision
+from diffprune.scenes.qwen import start, supervision
 from diffprune.scenes.qwen.reference import (
     MERGE,
     PATCH,
@@ -38,6 +39,7 @@ from diffprune.scenes.world import make_scene
 
 LEAK_RAMP = (0.1, 0.4)  # share of a tower's first run over which the leak comes to count
 CHECK_SIZES = ((176, 240), (240, 176))  # equally many tokens, so that one count is a ninth of both
+ALIGNED, ALIGNED_BATCH = 768, 64  # pictures on which a merger is fitted to its decoder, and how many at a time
 
 
 def at_size(batch: Batch, height: int, width: int) -> Batch:
@@ -72,8 +74,8 @@ class QwenRun(Run):
 
     def build(self, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
         model = build_model(self.spec, tokenizer, seed=self.settings.seed)
-        if self.settings.init is not None:
-            self.whole |= package.load_weights(model, self.settings.init)
+        self.has_decoder = self.settings.init is not None and start.load_start(model, self.settings.init)
+        self.whole |= self.has_decoder
         return model
 
     def find_tower(self) -> nn.Module:
@@ -172,6 +174,21 @@ class QwenLanguageRun(QwenRun, LanguageRun):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.tower.merger.requires_grad_(True)
+        if self.spec.start is not None and not self.has_decoder:
+            self.start_from(reference.load_reference(self.spec.start)[0].to(self.device))
+
+    def start_from(self, base: nn.Module) -> None:
+        """Takes over the decoder of a reference model, and logs what it knows on top of this tower."""
+        start.grow_decoder_(self.model, base)
+        last = first_scene(self.settings) + ROUND_SCENES  # the last of the round, which training does not come to
+        count = min(ALIGNED, ALIGNED_BATCH * self.settings.batch)
+        scenes = [make_scene("train", index, seed=self.settings.seed) for index in range(last - count, last)]
+        pictures = (
+            draw_batch(picture_arrays(scenes[at : at + ALIGNED_BATCH]), self.device)["pixels"]
+            for at in range(0, count, ALIGNED_BATCH)
+        )
+        self.log.write(told_of_its_tokens=start.align_merger_(self.tower, base, pictures))
+        self.check()
 
     def count_tokens(self) -> int:
         height, width = CHECK_SIZES[0]
