@@ -42,8 +42,8 @@ ON_HOST = ("input_ids", "attention_mask", "image_grid_thw")  # what a prompt is 
 PROBE = "What does the sign say?"
 
 
-# Compiled against plain: float32 convolutions may run in TF32, so less than in `rounding` is asked; what a compiler gets
-# wrong is off by whole deviations.
+# Compiled against plain: convolutions in float32 may run in TF32, so less than in `rounding` is asked; what a compiler
+# gets wrong is off by whole deviations.
 MISTAKE = 5e-2
 
 
