@@ -17,7 +17,12 @@ from tests import tiny
 from tests.contracts.vlm import EveryOther, pruned
 from tests.tiny import llava_next
 
-SIZES = {"llava": None, "qwen2_vl": [(100, 70)], "qwen2_5_vl": [(100, 70), (112, 84)]}
+SIZES = {
+    "llava": None,
+    "llava_next": [(100, 70), (64, 48)],
+    "qwen2_vl": [(100, 70)],
+    "qwen2_5_vl": [(100, 70), (112, 84)],
+}
 QUESTIONS = ["what?", "what does the sign beside it say?", "is it red or not?"]
 INSIDE = ("fastv", "pyramiddrop")
 
@@ -170,7 +175,10 @@ def test_first_logits_are_those_of_the_reference_path(family: str, method: str, 
     batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], QUESTIONS[:2])
     wanted = vlm.logits(batch)[0][:, -1]
     run = vlm.fast.start(batch)
-    assert run.splicer is not None, "the whole path is static here"
+    assert run.picture is not None, "the tower is static here"
+    assert (run.splicer is None) == (family == "llava_next")  # how many newlines stay depends on the choice
+    if family == "llava_next" and method != "full":
+        assert run.chooser is not None and run.chooser.prune is not None
     torch.testing.assert_close(run.logits, wanted, atol=1e-5, rtol=0)
     torch.testing.assert_close(vlm.fast.ttft(batch), wanted.argmax(-1))
 
@@ -180,6 +188,7 @@ def test_first_logits_are_those_of_the_reference_path(family: str, method: str, 
     [
         *(("llava", method) for method in ("diffprune", "cls_attention", "random", "holov", "visionzip", *INSIDE)),
         *(("qwen2_5_vl", method) for method in ("diffprune", "cls_attention", "pyramiddrop")),
+        *(("llava_next", method) for method in ("full", "diffprune", "cls_attention", "visionzip", "tome", "random")),
         ("qwen2_vl", "fastv"),
     ],
 )
@@ -194,10 +203,22 @@ def test_greedy_answers_are_those_of_the_reference_path(family: str, method: str
 
 
 def test_other_families_answer_the_same_where_only_the_language_model_is_fast(sayings: Any) -> None:
-    for family in ("llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm"):
+    for family in ("llava_onevision", "internvl", "idefics3", "smolvlm"):
         vlm = compiled(family, EveryOther(), image_sizes=[(100, 70)], text_buckets=(160,))
         assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?")), family
     assert sayings() == []
+
+
+@pytest.mark.parametrize("method", ["feature_norm", "pyramiddrop"])
+def test_tiles_of_another_number_or_two_sizes_at_once_are_encoded_as_before(method: str, sayings: Any) -> None:
+    vlm = compiled("llava_next", method)
+    other, mixed = [tiny.picture(1, (60, 180))], [tiny.picture(1), tiny.picture(2, (64, 48))]
+    for images, text in ((other, "what?"), (mixed, QUESTIONS[:2])):
+        if method == "feature_norm":
+            rows = [[image] for image in images]
+            assert vlm.fast.start(vlm.prepare(rows, [text] if isinstance(text, str) else text)).picture is None
+        assert torch.equal(answer(vlm, images, text), reference(vlm, images, text))
+    assert len(sayings()) == (method == "pyramiddrop"), "cuts between layers are not for newlines between tokens"
 
 
 def test_positions_may_be_packed() -> None:

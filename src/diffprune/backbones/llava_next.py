@@ -60,23 +60,29 @@ class LlavaNext(TowerBackbone):
                 for name, value in (("cls_attention", attention), ("keys", keys))
                 if name in needs
             }
-        views = [
-            unpadded(size, self.config.image_grid_pinpoints, self.config.vision_config.image_size, self.side)
-            for size in batch.sizes
-        ]
         tokens = VisualTokens(
             x=rows(hidden[layer][:, 1:]),
             mask=pad_rows([torch.ones_like(row, dtype=torch.bool) for row in content]),
-            grid=tuple((view.rows, view.columns) for view in views),
-            segment=pad_rows([row // self.side**2 for row in content], -1),
             seeds=batch.seeds,
-            slots=pad_rows([torch.where(row >= 0, (row >= 0).cumsum(0) - 1, -1) for row in packed], -2),
-            boxes=self.boxes(batch.sizes, views).to(pixels.device),
+            **self.layout(batch, packed),
             **extra,
         )
         return with_needs(self, batch, tokens, needs)
 
-    def packed_index(self, num_tiles: list[int], image_sizes: Int[Tensor, "I 2"]) -> list[Int[Tensor, " S"]]:
+    def layout(self, batch: Batch, packed: list[Int[Tensor, " _"]]) -> dict[str, Any]:
+        """What `VisualTokens` holds of where the tokens of these pictures come from."""
+        views = [
+            unpadded(size, self.config.image_grid_pinpoints, self.config.vision_config.image_size, self.side)
+            for size in batch.sizes
+        ]
+        return {
+            "grid": tuple((view.rows, view.columns) for view in views),
+            "segment": pad_rows([row[row >= 0] // self.side**2 for row in packed], -1),
+            "slots": pad_rows([torch.where(row >= 0, (row >= 0).cumsum(0) - 1, -1) for row in packed], -2),
+            "boxes": self.boxes(batch.sizes, views).to(packed[0].device),
+        }
+
+    def packed_index(self, num_tiles: list[int], image_sizes: Int[Tensor, "I 2"]) -> list[Int[Tensor, " _"]]:
         """For each placeholder of each picture the patch behind it, counted over the picture's tiles; -1 is a newline.
 
         The model's own packing run on numbers instead of features, so that the order is the model's and not ours.

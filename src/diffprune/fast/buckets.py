@@ -319,6 +319,11 @@ class Picture:
     def num_tokens(self) -> int:
         return self.encoded.x.shape[1]
 
+    @property
+    def num_placeholders(self) -> int:
+        """Of one picture in a prompt: its tokens, and newlines between them where the family has some."""
+        return self.num_tokens if self.tokens.slots is None else self.tokens.slots.shape[1]
+
 
 @dataclass(kw_only=True)
 class Chooser:

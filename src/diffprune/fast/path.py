@@ -38,7 +38,7 @@ from diffprune.nn.scorer import Scorer
 from diffprune.ops import take_tokens
 from diffprune.types import Budget, LMInputs, VisualTokens
 
-ON_HOST = ("input_ids", "attention_mask", "image_grid_thw")  # what a prompt is laid out from
+ON_HOST = ("input_ids", "attention_mask", "image_grid_thw", "image_sizes")  # what a prompt is laid out from
 PROBE = "What does the sign say?"
 
 
@@ -86,7 +86,7 @@ class Run:
     splicer: Splicer | None = None
     tokens: VisualTokens | None = None
     chosen: Tensor | None = None
-    merged: Tensor | None = None
+    merged: Tensor | None = None  # features of the chosen tokens, where they are not simply taken
     found: Bucket | None = None
     steps: int = 0
     num_kept: tuple[int, ...] = field(default=())
@@ -290,6 +290,8 @@ class FastPath:
                 if chooser.prune is not None:
                     chooser.prune.warm_up(self.pool)
             self.choosers[(*key, k)] = chooser
+            if picture.tokens.slots is not None:
+                continue  # how many newlines stay depends on the choice, so the reference code splices
             with self._timed("splice"):
                 for bucket in self.buckets:
                     if bucket.batch == size and bucket.length - k in self.text_buckets and bucket.takes(k):
@@ -478,7 +480,7 @@ class FastPath:
         key = (size, *self.tower.key(batch, host))
         picture = self.pictures.get(key)
         visual = (ids == self.backbone.image_token_id) & mask
-        if picture is None or not bool((visual.sum(-1) == picture.num_tokens).all()):
+        if picture is None or not bool((visual.sum(-1) == picture.num_placeholders).all()):
             return self._plain(run)
         run.picture = picture
         k = self._kept(budget, picture.num_tokens)
@@ -559,7 +561,7 @@ class FastPath:
         """The method's choice."""
         if run.tokens is None:
             return
-        method, chooser = self.vlm.method, run.chooser
+        method, chooser, tokens = self.vlm.method, run.chooser, run.tokens
         if chooser is not None and run.splicer is not None:
             assert run.picture is not None
             if chooser.keep.shape[1] == run.picture.num_tokens:
@@ -568,9 +570,12 @@ class FastPath:
             if chooser.prune is not None:
                 chooser.prune()
                 return
-        tokens = run.tokens
         if run.picture is not None:
             rows = tokens if run.rows == len(tokens) else tokens.take(range(run.rows))
+            if chooser is not None and chooser.prune is not None and tokens.slots is not None:
+                chooser.prune()
+                run.tokens, run.chosen, run.merged = rows, chooser.keep[: run.rows], chooser.kept[: run.rows]
+                return
             tokens = with_needs(self.backbone, run.batch, replace(rows, seeds=run.batch.seeds), method.needs)
             run.tokens = tokens
         budget = Budget(run.keep)

@@ -16,6 +16,7 @@ from transformers.vision_utils import get_vision_position_ids
 
 from diffprune.backbones.base import Backbone, Batch, pad_rows
 from diffprune.backbones.clip import block_attention, encoder_layers
+from diffprune.backbones.llava_next import LlavaNext
 from diffprune.backbones.qwen_vision import QwenVL, received_attention
 from diffprune.fast.decoder import Linear, apply_each, linear_of, norm_eps, side_by_side
 from diffprune.fast.graphs import num_bytes
@@ -248,6 +249,41 @@ class ClipTower:
         return {"grid": ((side, side),) * batch.num_images}
 
 
+class TileTower(ClipTower):
+    """LLaVA-NeXT's: the same tower over the overview and the tiles of pictures of one size, padding cut away."""
+
+    def __init__(self, backbone: LlavaNext, compiler: Callable[..., Any], *, fuse: bool) -> None:
+        super().__init__(backbone, compiler, fuse=fuse)
+        self.backbone = backbone
+
+    def key(self, batch: Batch, host: dict[str, Tensor]) -> tuple[int, ...]:
+        sizes = host["image_sizes"].tolist()
+        return (*super().key(batch, host), *sizes[0]) if all(size == sizes[0] for size in sizes) else ()
+
+    def packed(self, batch: Batch) -> list[Int[Tensor, " _"]]:
+        """The patch behind each placeholder of each picture, counted over its tiles; -1 is a newline."""
+        sizes = batch.features["image_sizes"]
+        tiles = batch.features["pixel_values"].shape[1]
+        return self.backbone.packed_index([tiles] * len(sizes), sizes)
+
+    def fix(self, batch: Batch, needs: frozenset[str]) -> Callable[[Tensor], Encoded]:
+        tower, index = super().fix(batch, needs), self.packed(batch)[0]
+        content = index[index >= 0]  # [N]
+
+        def run(pixels: Tensor) -> Encoded:
+            each = tower(pixels.flatten(0, 1))
+
+            def rows(per_tile: Tensor) -> Tensor:
+                return per_tile.unflatten(0, (len(pixels), -1)).flatten(1, 2)[:, content]
+
+            return Encoded(rows(each.x), *(None if part is None else rows(part) for part in each[1:]))
+
+        return run
+
+    def describe(self, batch: Batch) -> dict[str, Any]:
+        return self.backbone.layout(batch, self.packed(batch))
+
+
 class QwenTower:
     """The tower of Qwen2-VL and Qwen2.5-VL, windows side by side as rows of one attention call.
 
@@ -347,6 +383,8 @@ def make_tower(backbone: Backbone, compiler: Callable[..., Any], *, fuse: bool) 
     """The family's tower as functions; None where the fast path has none and the stock one runs."""
     if backbone.family == "llava":
         return ClipTower(backbone, compiler, fuse=fuse)
+    if isinstance(backbone, LlavaNext):
+        return TileTower(backbone, compiler, fuse=fuse)
     if backbone.family in ("qwen2_vl", "qwen2_5_vl"):
         assert isinstance(backbone, QwenVL)
         return QwenTower(backbone, compiler, fuse=fuse)
