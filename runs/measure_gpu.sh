@@ -7,7 +7,7 @@
 #   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
-# Parts: ttft batch kernels qwen throughput same selection training backbones render tests. Each has its own time and writes as it
+# Parts: ttft batch kernels qwen next throughput same selection training backbones render tests. Each has its own time and writes as it
 # goes; what fails does not stop the rest. OUT gets the files for results/, and tests_*.txt.
 set -uo pipefail
 
@@ -54,6 +54,10 @@ run_part() {
         profile 125 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --text 40,100 \
             --batch 1 --out "$out/ttft_qwen.json"
         ;;
+    next)
+        profile 90 --backbone llava-next-7b --methods full,diffprune --keep 320 --image 672x672 --text 40 --batch 1 \
+            --out "$out/ttft_next.json"
+        ;;
     throughput)
         # shellcheck disable=SC2086
         profile 110 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,8,32,64 --out "$out/throughput.json"
@@ -87,7 +91,7 @@ run_part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- render ttft batch kernels training selection qwen throughput same tests backbones
+[ $# -gt 0 ] || set -- render ttft batch kernels training selection qwen next throughput same tests backbones
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"
