@@ -182,12 +182,12 @@ def test_a_release_s_own_order_does_not_reach_the_language_model(name: str) -> N
 
 
 def test_a_release_that_numbers_anew_does_so_with_native() -> None:
-    for name in ("divprune", "fastervlm", "oc_vtp", "vispruner", "mmtok", "visionzip"):
+    for name in ("divprune", "fastervlm", "oc_vtp", "vispruner", "mmtok", "visionzip", "holov", "prunesid"):
         assert pruned("llava", name, native=True).positions == "packed"
         assert pruned("llava", name, native=True, positions="original").positions == "original"
         assert pruned("llava", name).positions == "original"
         assert pruned("qwen2_5_vl", name, native=True).positions == "original"  # three numbers each stay as they are
-    for name in ("holov", "gots", "pyramiddrop"):  # the last one counts anew inside the language model, by itself
+    for name in ("gots", "pyramiddrop"):  # the last one counts anew inside the language model, by itself
         assert pruned("llava", name, native=True).positions == "original"
     assert pruned("llava", "divprune", native=True).with_method("fastv").positions == "original"
     assert pruned("llava").with_method("divprune", native=True).positions == "packed"

@@ -5,7 +5,9 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache
+from itertools import accumulate
 
 import pytest
 import torch
@@ -150,8 +152,8 @@ def prunesid(x: Tensor, attention: Tensor, k: int, components: Callable[[Tensor,
     most = [min(5 * math.ceil(k / 64), size, number) for size, number in zip(sizes, survivors, strict=True)]
     while sum(most) < k:
         most = [min(number + 1, size) for number, size in zip(most, sizes, strict=True)]
-    share = (torch.tensor(survivors) / sum(survivors)).cumsum(0)
-    borders = [0, *(share * (k - sum(least) - 1)).round().int().tolist()]  # halves to the even number
+    spare, total = k - sum(least) - 1, sum(survivors)
+    borders = [0, *(round(Fraction(end * spare, total)) for end in accumulate(survivors))]  # halves to the even number
     quota = [
         min(low + borders[index + 1] - borders[index], high)
         for index, (low, high) in enumerate(zip(least, most, strict=True))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from fractions import Fraction
+from itertools import accumulate
 
 import pytest
 import torch
@@ -59,6 +61,12 @@ def test_quotas_follow_the_survivors_up_to_a_cap() -> None:
     # Caps 6 4 4 cut the quotas 8 2 2; what is left goes to the group with the most survivors that has room.
     sizes, survivors = torch.tensor([[20, 8, 8]]), torch.tensor([[20, 3, 3]])
     assert split_budget(sizes, survivors, torch.tensor([12]), torch.tensor([12])).tolist() == [[6, 4, 2]]
+
+
+def test_a_border_halfway_between_two_tokens_goes_to_the_even_one() -> None:
+    sizes, survivors = torch.tensor([[10, 13, 8, 9]]), torch.tensor([[9, 4, 3, 6]])
+    # 11 beside one each, by 9:4:3:6 of 22: borders 4.5 6.5 8 11, rounded 4 6 8 11. Shares added up first make 6.5 more.
+    assert split_budget(sizes, survivors, 16, 15).tolist() == [[5, 3, 3, 4]]
 
 
 def test_components_are_those_of_the_full_decomposition() -> None:
@@ -150,8 +158,7 @@ def released_choice(x: torch.Tensor, attention: torch.Tensor, k: int) -> list[in
         cap = [min(value + 1, len(own)) for value, own in zip(cap, members, strict=True)]
     low = [min(1, len(own)) for own in members]
     spare = k - sum(low) - 1
-    share = (torch.tensor(survivors) / sum(survivors)).cumsum(0)
-    ends = [0, *(share * spare).round().int().tolist()]
+    ends = [0, *(round(Fraction(end * spare, sum(survivors))) for end in accumulate(survivors))]  # halves to even
     quota = [min(cap[g], low[g] + ends[g + 1] - ends[g]) for g in range(len(members))]
     for g in sorted(range(len(members)), key=lambda g: -survivors[g]):
         quota[g] += min(cap[g] - quota[g], spare + sum(low) - sum(quota))

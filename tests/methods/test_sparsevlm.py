@@ -184,6 +184,11 @@ def test_a_budget_without_a_list_is_refused_with_those_there_are() -> None:
     assert sparsevlm("sparsevlm-plus", native=True).stages(32, 576, 64) == {3: 66, 7: 34, 16: 20}
 
 
+def test_a_list_s_cut_drops_at_least_one_of_what_is_there() -> None:
+    assert sparsevlm("sparsevlm-plus", native=True).stages(32, 200, 192) == {3: 199, 7: 198, 16: 118}
+    assert sparsevlm(native=True).stages(32, 200, 192) == {3: 199, 7: 199, 16: 110}  # one was merged, so 200 are there
+
+
 def test_the_release_puts_merged_tokens_behind_the_kept_ones_and_on_top_of_the_list() -> None:
     weights = torch.zeros(1, 1, 7, 7)
     weights[0, 0, 5:, :4] = torch.tensor([0.1, 0.2, 0.9, 0.8])

@@ -64,6 +64,7 @@ class HoloV(Pruner):
         certainty="release read",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = HoloVOptions
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:

@@ -55,6 +55,7 @@ class PruneSID(Pruner):
         certainty="release read",
     )
     needs: ClassVar[frozenset[str]] = frozenset({"cls_attention"})
+    native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = PruneSIDOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
@@ -296,8 +297,8 @@ def split_budget(
     cap = raise_caps(survivors.clamp(max=5 * -(-column(k) // 64)), sizes, k)
     one = sizes.clamp(max=1)
     spare = (column(total) - one.sum(-1, keepdim=True)).clamp_(min=0)
-    share = (survivors / survivors.sum(-1, keepdim=True).clamp_(min=1)).cumsum(-1)
-    borders = (share * spare).round_().long()  # halves go to the even number
+    whole = (survivors.cumsum(-1) * spare).double()  # whole numbers up to the division, so that a half is a half
+    borders = (whole / survivors.sum(-1, keepdim=True).clamp_(min=1)).round_().long()  # and goes to the even number
     quota = one + borders
     quota[:, 1:].sub_(borders[:, :-1])
     return fill_up(torch.minimum(quota, cap), cap, heaviest(survivors), total)

@@ -108,11 +108,19 @@ class SparseVLM(LayerPruner):
                 )
             if len(cuts) != len(lists[keep]):
                 raise ValueError(f"layers={options.layers} for lists of three; name three layers, or leave native out")
-            return {cut: min(count, num_visual - 1) for cut, count in zip(cuts, lists[keep], strict=True)}
+            return self.listed_stages(cuts, lists[keep], num_visual)
         cuts = sorted(set(cuts))
         if options.budget == "average":
             return average_stages(cuts, num_layers, num_visual, keep)
         return geometric_stages(cuts, num_visual, keep)
+
+    def listed_stages(self, cuts: Sequence[int], counts: Sequence[int], num_visual: int) -> dict[int, int]:
+        """What a release's list keeps at each cut: at least one token fewer than there are, merged ones counted."""
+        stages, held = {}, num_visual
+        for cut, count in zip(cuts, counts, strict=True):
+            kept = stages[cut] = min(count, held - 1)
+            held = kept + (num_recycled(held - kept)[1] if self.recycles else 0)
+        return stages
 
     def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"] | Cut:
         assert state.prompt is not None
