@@ -3,14 +3,15 @@
 #
 #   runs/probes.sh BACKBONES MINUTES DATA OUT [further options of diffprune probe]
 #
-#   runs/probes.sh "deit-tiny deit-small" 8   tiny-imagenet-40 out/probes
-#   runs/probes.sh deit-base              9.3 tiny-imagenet-40 out/probes
-#   runs/probes.sh deit-tiny 8 holdout out/holdout --train-data tiny-imagenet-40   # measure on other pictures
+#   runs/probes.sh "deit-tiny deit-small deit-base" 9.1 tiny-imagenet-40 out/probes --train-share 0.36
+#   runs/probes.sh "deit-tiny deit-small deit-base" 3   tiny-imagenet-40 out/probes      # what the first had no time for
+#   runs/probes.sh deit-tiny 8 holdout out/holdout --train-data tiny-imagenet-40         # measure on other pictures
 #
-# OUT holds the results files and figures. What OUT or results/ holds already is not measured again, so a run that was
-# cut short goes on where it stopped. Trained classifiers are kept in WEIGHTS (out/probe_weights where it is not set)
-# and used again while they are there; they are not committed. COMMIT names the commit where there is no git checkout.
-# The exit code is 0 only if every backbone is complete.
+# OUT holds the results files, figures and logs. What it holds already is not measured again, so a run that was cut short
+# goes on where it stopped; with RESUME=1 that is also true of results/, which must then have been made with the same
+# settings. Trained classifiers and scorers are kept in WEIGHTS (out/probe_weights where it is not set) and used again while
+# they are there; they are not committed. COMMIT names the commit where there is no git checkout. MPS=0 keeps the processes
+# from sharing the GPU at the same time. The exit code is 0 only if every backbone is complete.
 set -euo pipefail
 
 backbones=$1 minutes=$2 data=$3 out=$4
@@ -19,26 +20,36 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 weights=${WEIGHTS:-$here/out/probe_weights}
 export PYTHONPATH="$here/src" PYTHONUNBUFFERED=1 MPLBACKEND=Agg OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+export TORCHDYNAMO_SUPPRESS_ERRORS=1 # what cannot be compiled runs as it is
 
 mkdir -p "$out"
-if [ "${RESUME:-1}" = 1 ]; then
+if [ "${RESUME:-0}" = 1 ]; then
     for name in coherence landscape alignment relevance probe_backbones; do
         [ -f "$out/$name.json" ] || [ ! -f "$here/results/$name.json" ] || cp "$here/results/$name.json" "$out/"
     done
 fi
 
+# shellcheck source=runs/side_by_side.sh
+. "$here/runs/side_by_side.sh"
+is_shared=${CUDA_MPS_PIPE_DIRECTORY:+yes} # by whoever started this
+: "${MPS:=1}"
+[ "$is_shared" = yes ] || share_gpu
+
 running=()
-trap 'kill "${running[@]}" 2>/dev/null || true' EXIT
+finish() {
+    [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null || true
+    [ "$is_shared" = yes ] || [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || stop_sharing || true
+}
+trap finish EXIT
 for backbone in $backbones; do
     classifier=(--save-weights "$weights/$backbone")
     [ ! -f "$weights/$backbone/training.json" ] || classifier=(--weights "$weights/$backbone")
     "$python" -m diffprune probe all --backbone "$backbone" --data "$data" --minutes "$minutes" --out "$out" \
-        "${classifier[@]}" ${COMMIT:+--commit "$COMMIT"} "$@" > "$out/$backbone.log" 2>&1 &
+        "${classifier[@]}" ${COMMIT:+--commit "$COMMIT"} "$@" >>"$out/$backbone.log" 2>&1 &
     running+=($!)
 done
 failed=0
 for process in "${running[@]}"; do wait "$process" || failed=1; done
 running=()
-trap - EXIT
-for backbone in $backbones; do grep -E "^($backbone|diffprune:)" "$out/$backbone.log" | tail -n 25 || true; done
+for backbone in $backbones; do grep -aE "^($backbone|diffprune:)" "$out/$backbone.log" | tail -n 25 || true; done
 exit $failed

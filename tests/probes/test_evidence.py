@@ -26,6 +26,14 @@ def test_every_probe_has_words_for_what_it_found(probe, measured, tmp_path: Path
     assert "DeiT-Tiny" in said and "A trial." in said and f"img/{probe.NAME}.png" in said and "nan" not in said
 
 
+def test_the_page_says_how_many_seeds_a_number_has() -> None:
+    rows = [{"backbone": name, "n_seeds": count} for name, count in (("deit-tiny", 5), ("deit-base", 3))]
+    assert evidence.seed_counts(rows) == " Seeds behind a number: DeiT-Tiny 5, DeiT-Base 3."
+    rows.append({"backbone": "deit-base", "n_seeds": 4})
+    assert evidence.seed_counts(rows).endswith("DeiT-Base 3 to 4.")
+    assert evidence.seed_counts([{"estimator": "x"}, {"backbone": "scenes-qwen-s", "n_seeds": 3}]) == ""
+
+
 def test_a_block_of_no_probe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="names the probe 'magic'"):
         evidence.refresh("<!-- probe: magic -->\n<!-- end of probe -->", tmp_path)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from diffprune.methods.base import build_method
+from diffprune.ops import take_tokens
 from diffprune.probes import alignment, coherence, landscape, relevance
 from diffprune.probes.bench import SIZES, Bench, budget_counts, draw_budgets, run_throttled
 from diffprune.probes.data import inside_box
@@ -120,15 +121,25 @@ def test_coherence_compares_both_methods_along_training(bench: Bench, measured, 
     rows = rows_of(coherence, measured, tmp_path)
     cosines = [row for row in rows if "moment" in row]
     assert {(row["method"], row["moment"]) for row in cosines} == {
-        (name, moment) for name in ("diffprune", "gumbel_ste") for moment in (0.0, 1.0)
+        ("diffprune_plain", 0.0),
+        *((name, moment) for name in ("diffprune", "gumbel_ste") for moment in (0.0, 1.0)),
     }
     for row in cosines:
         assert -1 <= row["cosine"] <= 1 and row["ci95"][0] <= row["cosine"] <= row["ci95"][1]
         if "ratio" in row:
-            assert row["method"] == "diffprune" and row["ratio"] >= row["ratio_at_least"]
+            assert row["method"] != "gumbel_ste" and row["ratio"] >= row["ratio_at_least"]
     accuracy = {(row["method"], row["keep"]): row["top1"] for row in rows if "top1" in row}
-    assert {name for name, _ in accuracy} == {"diffprune", "gumbel_ste", "random", "full"}
+    assert {name for name, _ in accuracy} == {"diffprune", "gumbel_ste", "random", "box", "full"}
     assert accuracy["full", 1.0] == pytest.approx(bench.classifier.training.top1, abs=0.01)
+
+
+def test_the_box_is_kept_before_anything_else(bench: Bench, monkeypatch) -> None:
+    kept = []
+    monkeypatch.setattr(coherence, "take_tokens", lambda x, keep: kept.append(keep) or take_tokens(x, keep))
+    bench.right_when(coherence.keeping_the_box(bench, 42), 0.25)  # of 64 tokens 16
+    inside = inside_box(bench.photos.boxes, 8)
+    found = inside.gather(1, torch.cat(kept)).sum(-1)
+    assert torch.equal(found, inside.sum(-1).clamp(max=16))
 
 
 def test_too_few_pictures_for_the_batches_are_one_sentence(bench: Bench) -> None:
@@ -139,11 +150,24 @@ def test_too_few_pictures_for_the_batches_are_one_sentence(bench: Bench) -> None
 
 def test_the_throttled_landscape_is_smoother_than_the_hard_one(bench: Bench, measured, tmp_path: Path) -> None:
     rows = {(row["method"], row["tau"]): row for row in rows_of(landscape, measured, tmp_path)}
-    smooth, rough = rows["diffprune", 2.0], rows["gumbel_ste", 2.0]
+    assert {name for name, _ in rows} == {"diffprune", "diffprune_plain", "gumbel_ste"}
+    smooth, rough = rows["diffprune_plain", 2.0], rows["gumbel_ste", 2.0]
     assert smooth["variation"] < rough["variation"] and smooth["ratio"] > 1
     curves = smooth[SEEDS]["42"]["curves"]
     assert len(curves["line"]) == bench.settings.line and np.shape(curves["slice"]) == (4, 4)
-    assert "slice" not in rows["diffprune", 0.1][SEEDS]["42"]["curves"]  # at the starting temperature alone
+    assert "slice" in rough[SEEDS]["42"]["curves"]
+    assert "slice" not in rows["diffprune_plain", 0.1][SEEDS]["42"]["curves"]  # at the starting temperature alone
+    assert "slice" not in rows["diffprune", 2.0][SEEDS]["42"]["curves"]  # the paper's has no bridge
+
+
+def test_quick_products_are_for_a_gpu_and_for_the_landscape_alone() -> None:
+    before = torch.get_float32_matmul_precision()
+    with landscape.fast_float32("cpu"):
+        assert torch.get_float32_matmul_precision() == before
+    with pytest.raises(KeyError), landscape.fast_float32("cuda"):
+        assert torch.get_float32_matmul_precision() == "high"
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == before
 
 
 def test_a_direction_is_as_long_as_the_weights_filter_by_filter() -> None:
@@ -227,6 +251,20 @@ def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(
         assert ours["lift"] == pytest.approx(ours["inside"] / ours["chance"], abs=1e-3)
         assert set(rows["cls_attention", keep][SEEDS]["42"]["cuts"]) == {"1", "3"}
         assert set(centre[SEEDS]["42"]["cuts"]) == {"1"}
+
+
+def test_what_is_the_same_at_every_budget_is_asked_once_per_tokens() -> None:
+    asked = []
+    ask = relevance.once_per_tokens(lambda tokens: asked.append(tokens) or len(asked))
+    first, second = [1], [1]  # equal, and not the same
+    assert [ask(first), ask(first), ask(second), ask(second), ask(first)] == [1, 1, 2, 2, 3]
+
+
+def test_agilepruner_keeps_the_same_tokens_when_its_spectrum_is_shared(bench: Bench) -> None:
+    photos = relevance.small_boxes(bench.photos)
+    plain = relevance.shares_inside(bench, photos, {"agilepruner": build_method("agilepruner")}, 3)
+    shared = relevance._untrained(bench, photos, 3, relevance.untrained_methods() - relevance.BLIND)
+    assert all(torch.equal(values, shared[key]) for key, values in plain.items())
 
 
 def test_only_pictures_with_a_small_box_count(bench: Bench) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffprune.backbones.deit import DeiT
 from diffprune.cli import main as cli
 from diffprune.probes import run
 from diffprune.probes.bench import SIZES, Bench
-from diffprune.probes.deit import load_deit, save_deit
+from diffprune.probes.deit import CompiledDeiT, _compiled_block, load_deit, save_deit
 from diffprune.probes.store import Cell, Store, interval, mean_and_spread
 from diffprune.results import read_results
 from tests.probes.parquet import write_photos
@@ -114,6 +115,86 @@ def test_weights_that_know_more_classes_are_cut_down_to_those_of_the_pictures(be
     assert torch.equal(cut.model.classifier.weight, head.weight[[3, 1]])
     with pytest.raises(ValueError, match="'colour 9' of the pictures is none of them"):
         load_deit(str(tmp_path), ("colour 9",), "cpu")
+
+
+def test_a_later_process_finds_the_scorers_of_an_earlier_one(bench: Bench, tmp_path: Path, monkeypatch) -> None:
+    save_deit(bench.classifier, tmp_path)
+    first = Bench(backbone="deit-tiny", settings=bench.settings, save_weights=str(tmp_path), _kept=dict(bench._kept))
+    first._kept.pop("trained diffprune", None)
+    method, snapshots = first.trained("diffprune", 42)
+    assert first.scorer("diffprune", 42) is method and len(snapshots) == 2
+
+    def fail(self: Bench, name: str, seed: int) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(Bench, "_train", fail)
+    later = Bench(backbone="deit-tiny", settings=bench.settings, weights=str(tmp_path))
+    found = later.scorer("diffprune", 42)
+    assert not found.training
+    for name, value in method.state_dict().items():
+        assert torch.equal(value, found.state_dict()[name])
+    other = Bench(backbone="deit-tiny", settings=bench.settings.changed(steps=9), weights=str(tmp_path))
+    for asked in (lambda: other.scorer("diffprune", 42), lambda: later.scorer("diffprune", 123)):
+        with pytest.raises(AssertionError, match="trained again"):  # other settings, another seed
+            asked()
+    assert not list((tmp_path / "probes").glob("*[!t]"))  # nothing unfinished is left
+
+
+def test_what_was_made_is_found_again_beside_a_classifier_of_ours_alone(bench: Bench, tmp_path: Path) -> None:
+    made = []
+
+    def make() -> dict[tuple[str, float], torch.Tensor]:
+        made.append(1)
+        return {("centre", 0.5): torch.ones(2)}
+
+    for _ in range(2):  # no folder: nothing is kept
+        bench.remembered("shares", make)
+    assert len(made) == 2 and bench.remembered("shares") is None
+    save_deit(bench.classifier, tmp_path)
+    for _ in range(2):
+        own = Bench(backbone="deit-tiny", settings=bench.settings, weights=str(tmp_path))
+        assert torch.equal(own.remembered("shares", make)["centre", 0.5], torch.ones(2))
+    assert len(made) == 3 and own.remembered("others") is None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # read by the compiler itself
+def test_all_blocks_of_a_classifier_share_one_compiled_graph(bench: Bench, monkeypatch) -> None:
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compile_block = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **options: compile_block(call, backend=count, **options))
+    _compiled_block.cache_clear()
+    try:
+        _, encoded = next(iter(bench.encoded(bench.photos)))
+        plain, fast = DeiT(bench.classifier.model), CompiledDeiT(bench.classifier.model)
+        found = [deit.logits(encoded.prefix, encoded.tokens.x) for deit in (plain, fast, fast)]
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        assert len(plain.blocks) == 3 and len(graphs) == 1
+        # On a GPU whole batches of whole pictures are compiled where there are gradients, and nothing else is.
+        on_gpu = Bench(backbone="deit-tiny", settings=bench.settings, device="cuda", _kept=bench._kept)
+        for pictures, tokens, made in ((16, 40, 1), (8, 64, 1), (16, 64, 2), (16, 64, 2)):
+            prefix, x = encoded.prefix[:pictures], encoded.tokens.x[:pictures, :tokens].clone().requires_grad_()
+            torch.testing.assert_close(on_gpu.read(prefix, x), on_gpu.cut_open().logits(prefix, x))
+            assert len(graphs) == made
+    finally:
+        _compiled_block.cache_clear()
+
+
+def test_scorers_of_a_seed_serve_every_probe_and_the_landscape_comes_last() -> None:
+    order = run.in_order(["coherence", "landscape", "alignment"], [1, 2])
+    assert order == [
+        ("coherence", 1),
+        ("alignment", 1),
+        ("coherence", 2),
+        ("alignment", 2),
+        ("landscape", 2),
+        ("landscape", 1),  # with the slice
+    ]
+    assert run.in_order(["bias"], [1, 2]) == [("bias", 1), ("bias", 2)]
 
 
 def test_what_would_end_too_late_is_left_for_the_next_run(bench: Bench, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Settings:
 
     Args:
         steps: Of a scorer's training; `batch` pictures each, every step with a budget of its own between `train_keep`.
+            Where `batch` equals `pictures`, one compiled graph serves training and comparison.
         moments: Shares of that training at which gradients are compared.
         keep: Budget at which gradients and losses are looked at.
         keeps: Budgets at which accuracy is measured; `box_keeps` those of relevance.
@@ -65,8 +66,8 @@ class Settings:
     """
 
     name: str
-    steps: int = 300
-    batch: int = 96
+    steps: int = 400
+    batch: int = 64
     moments: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     train_keep: tuple[float, float] = (0.05, 0.6)
     keep: float = 0.25

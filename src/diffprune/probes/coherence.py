@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from diffprune.backbones.deit import Encoded
 from diffprune.methods.base import Pruner, TrainablePruner, build_method
-from diffprune.ops import take_tokens
+from diffprune.ops import hard_topk, take_tokens
 from diffprune.probes.bench import LEARNED, PLAIN, TAU, Bench, budget_counts, run_throttled
+from diffprune.probes.data import inside_box
 from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
 
@@ -25,14 +26,15 @@ KEY = ("backbone", "method", "keep", "moment")
 NOTE = (
     "cosine: mean over pairs of batches of the cosine between scorer gradients, error by jackknife over batches; "
     "ratio: DiffPrune's over Gumbel-STE's, only where the latter exceeds two standard errors; diffprune_plain: without "
-    "the bridge, as the paper's"
+    "the bridge, as the paper's; box: random tokens of the object's box"
 )
 
 
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
-    """Cosines along both trainings, then accuracy of both, of random choice and of the whole model.
+    """Cosines along both trainings, then accuracy of both, of random choice, in the box or anywhere, and of all tokens.
 
-    At the start also without the bridge, which is how the paper's own is.
+    Cosines at the start also without the bridge, which is how the paper's own is. What tokens of the object's box are
+    worth to the classifier says how much a scorer can gain by finding the object.
     """
     settings = bench.settings
     if settings.bridge:
@@ -48,11 +50,12 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
                 yield _cosine(bench, method, name, seed, keep=keep, moment=snapshot.moment, tau=snapshot.tau)
         method.load_state_dict(final)
         for keep in settings.keeps:
-            yield _accuracy(bench, method, name, keep, seed)
+            yield _accuracy(bench, dropping(bench, method), name, keep, seed)
     random = build_method("random", seed=seed)
     for keep in settings.keeps:
-        yield _accuracy(bench, random, "random", keep, seed)
-    yield _accuracy(bench, build_method("full"), "full", 1.0, seed)
+        yield _accuracy(bench, dropping(bench, random), "random", keep, seed)
+        yield _accuracy(bench, keeping_the_box(bench, seed), "box", keep, seed)
+    yield _accuracy(bench, dropping(bench, build_method("full")), "full", 1.0, seed)
 
 
 def _cosine(
@@ -111,8 +114,22 @@ def dropping(bench: Bench, method: Pruner) -> Callable[[Encoded, Tensor], Tensor
     return answer
 
 
-def _accuracy(bench: Bench, method: Pruner, name: str, keep: float, seed: int) -> Cell:
-    right = bench.right_when(dropping(bench, method), keep).float().mean(0).mul(100)
+def keeping_the_box(bench: Bench, seed: int) -> Callable[[Encoded, Tensor], Tensor]:
+    """Class logits from random tokens of the object's box, and from others where it has too few."""
+    deit, photos = bench.cut_open(), bench.photos
+    inside = inside_box(photos.boxes, deit.side).cpu()
+    ranks = inside + torch.rand(inside.shape, generator=torch.Generator().manual_seed(seed))
+    left = [ranks.to(bench.device)]
+
+    def answer(encoded: Encoded, k: Tensor) -> Tensor:  # pictures come in order
+        here, left[0] = left[0].tensor_split([len(k)])
+        return deit.logits(encoded.prefix, take_tokens(encoded.tokens.x, hard_topk(here, k)))
+
+    return answer
+
+
+def _accuracy(bench: Bench, answer: Callable[[Encoded, Tensor], Tensor], name: str, keep: float, seed: int) -> Cell:
+    right = bench.right_when(answer, keep).float().mean(0).mul(100)
     key = {"backbone": bench.backbone, "method": name, "keep": keep}
     return Cell(key, seed, {"top1": float(right[0]), "top5": float(right[1])})
 
@@ -206,8 +223,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _draw_accuracy(axes, rows: Sequence[Row]) -> None:
     keeps = sorted({row["keep"] for row in rows if row["method"] != "full"})
-    for name in (*LEARNED, "random"):
+    for name in (*LEARNED, "random", "box"):
         line = sorted((row for row in rows if row["method"] == name), key=lambda row: row["keep"])
+        if not line:
+            continue
         axes.errorbar(
             [row["keep"] for row in line],
             [row["top1"] for row in line],

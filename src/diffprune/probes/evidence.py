@@ -107,14 +107,15 @@ def _coherence(rows: Sequence[Row]) -> str:
         for name, ratio in ratios.items()
     )
     verdict = "This agrees with the paper." if agrees else "This does not agree with the paper's 4.4 to 28.4, growing."
-    return f"Ratio of cosines at the start: {said}. {verdict}\n\n{markdown_table(table)}\n{_accuracy(rows)}"
+    recipe = " without the bridge, as in the paper" if any(row["method"] == PLAIN for row in cosines) else ""
+    return f"Ratio of cosines at the start{recipe}: {said}. {verdict}\n\n{markdown_table(table)}\n{_accuracy(rows)}"
 
 
 def _accuracy(rows: Sequence[Row]) -> str:
     """Top-1 by budget of both methods and of random choice."""
     table = []
     for backbone in backbones_of(rows):
-        for name in (*LEARNED, "random", "full"):
+        for name in (*LEARNED, "random", "box", "full"):
             line = {
                 f"{100 * row['keep']:g} %": f"{row['top1']:.1f} ± {row['top1_std']:.1f}"
                 for row in sorted(rows, key=lambda row: row["keep"])
@@ -134,7 +135,8 @@ def _landscape(rows: Sequence[Row]) -> str:
     verdict = "The direction agrees with the paper" if is_rougher else "The direction does not agree with the paper"
     columns = ["backbone", "method", "tau", "variation", "variation_std", "ratio", "ci95", "n_seeds"]
     return (
-        f"Gumbel-STE's loss varies so many times as much per step at the starting temperature: {said}. {verdict}; "
+        f"Gumbel-STE's loss varies so many times as much per step at the starting temperature"
+        f"{', DiffPrune without the bridge' if ours == PLAIN else ''}: {said}. {verdict}; "
         f"its factor is about 24.\n\n{markdown_table(rows, columns)}"
     )
 

@@ -10,6 +10,7 @@ LABELS = {
     "diffprune_plain": "DiffPrune, no bridge",
     "gumbel_ste": "Gumbel-STE",
     "random": "random",
+    "box": "random in the box",
     "full": "all tokens",
     "centre": "centre square",
     "deit-tiny": "DeiT-Tiny",
@@ -23,6 +24,7 @@ COLOURS = {
     "random": "#8a8a8a",
     "full": "#222222",
     "centre": "#2e8b57",
+    "box": "#8e7cc3",
 }
 ORDER = ("deit-tiny", "deit-small", "deit-base")
 STYLE: Any = {

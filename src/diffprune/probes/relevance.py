@@ -116,7 +116,8 @@ def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) ->
             if isinstance(
                 method, AgilePruner
             ):  # its spectrum costs more than all else, and is the same at every budget
-                method._growth = once_per_tokens(method._growth)
+                own: Any = method
+                own._growth = once_per_tokens(own._growth)
         begun = time.perf_counter()
         inside = shares_inside(bench, photos, methods, cut)
         bench.say(f"{bench.backbone} untrained methods after block {cut}: {time.perf_counter() - begun:.0f} s")

@@ -16,6 +16,7 @@ PROBES = ("coherence", "landscape", "alignment", "relevance", "bias")
 ON_BACKBONES = PROBES[:4]
 OF_STARTS = "landscape"  # needs no trained scorer, and can wait until the others have all their seeds
 ENDING = 8.0  # seconds that figures and tables take
+UNTIMED = 20.0  # seconds that a probe is thought to take before one seed of it was timed
 BACKBONES_FILE = "probe_backbones"
 BACKBONES_NOTE = (
     "classifiers of the probes, trained from scratch for minutes on few small pictures: small-data models; top-1 and "
@@ -74,7 +75,7 @@ def run_probes(
     is_complete = True
     for number, (name, seed) in enumerate(todo):
         begun = time.monotonic()
-        if deadline is not None and begun + longest.get(name, 0.0) + ENDING > deadline:
+        if deadline is not None and begun + longest.get(name, UNTIMED) + ENDING > deadline:
             is_complete = False
             continue
         progress(f"probe {name}", bench.seeds.index(seed), len(bench.seeds))
