@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Three sizes of one native-resolution model, scenes-qwen-s, -m and -l: trains them from scratch on one GPU, all side by
-# side, then a scorer for each, and measures what is left of them at five pruning rates.
+# Three sizes of one native-resolution model, scenes-qwen-s, -m and -l: trains them on one GPU, first the tower of all
+# three, then their decoders side by side; then a scorer for each, and what is left of them at five pruning rates.
 #
 #   runs/scaling.sh train MINUTES INIT OUT ROUND
 #   runs/scaling.sh probe WEIGHTS OUT COMMIT
 #
-#   runs/scaling.sh train 9 -          out/first  0     towers first, then the language models on top of them
-#   runs/scaling.sh train 9 out/first  out/second 1     language models again, with other scenes
-#   runs/scaling.sh probe out/second out/results abc1234
+#   runs/scaling.sh train 8.8 -         out/first  0    the tower, then the language models on top of it
+#   runs/scaling.sh train 8.8 out/first out/second 1    language models again, with other scenes
+#   runs/scaling.sh probe out/first out/results abc1234
 #   SIZE=tiny runs/scaling.sh train 1 - out/tiny 0      the same way on a CPU, in two minutes; so does probe
 #
-# INIT, OUT and WEIGHTS of the trainings hold the folders s/, m/ and l/, each with its weights in files under 16 MiB and
-# log.jsonl; OUT/towers.tgz has the logs of the towers. `train` with STAGE=tower trains the towers alone, or goes on with
-# those in INIT.
-# What is under way lies in WORK (out/scaling). A process that fails does not stop the others.
-# Settings: SIZES ("s m l"), STAGE, TOWER_SHARE of MINUTES, OPTIONS of every training, WORKERS; of `probe` SEEDS, STEPS,
-# QUESTIONS, JOBS at a time, SECONDS_LEFT for all, GROUPS_ASKED (methods without training, a group to a process);
-# OUT/parts.tgz has what was answered, and a `probe` that finds it goes on from there. MPS=0 keeps processes from sharing
-# the GPU at the same time.
+# INIT, OUT and WEIGHTS of the trainings hold models.tar in pieces of 15 MiB, with the folders tower/, s/, m/ and l/, and
+# logs.tgz. OUT is filled every minute with what there is, for whoever is stopped in the middle; so is that of `probe`,
+# whose parts.tgz has the answers: a `probe` that finds it goes on from there.
+# What is under way lies in WORK (out/scaling). A process that fails does not stop the others, and a training that fails
+# goes on without torch.compile.
+# Settings: SIZES ("s m l"), TOWER_SHARE of MINUTES, OPTIONS of every training, TOWER_OPTIONS and LANGUAGE_OPTIONS; of
+# `probe` SEEDS, STEPS, QUESTIONS, JOBS at a time, SECONDS_LEFT for all, GROUPS_ASKED (methods without training, a group
+# to a process). MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
 set -uo pipefail
 
 what=$1
@@ -27,93 +27,124 @@ python=${PYTHON:-python3}
 work=${WORK:-out/scaling}
 export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
-export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1}
-: "${SIZES:=s m l}" "${OPTIONS:=}" "${MPS:=1}"
-declare -A tower_batch=([s]=192 [m]=128 [l]=96) language_batch=([s]=192 [m]=160 [l]=128) workers=([s]=5 [m]=5 [l]=5)
+export HF_HUB_DISABLE_PROGRESS_BARS=1
+# Answers without TF32: those of the full model, which every process gives, must be the same in all of them.
+[ "$what" = probe ] || : "${TF32:=1}"
+export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-0}
+: "${SIZES:=s m l}" "${OPTIONS:=}" "${TOWER_OPTIONS:=--batch 192 --workers 12}"
+: "${LANGUAGE_OPTIONS:=--batch 128 --workers 4 --lr 3e-4}" "${KEPT_EVERY:=60}"
 tiny=()
 if [ "${SIZE:-full}" = tiny ]; then
     tiny=(--steps 2 --batch 2 --workers 0 --device cpu --no-compile)
     : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}"
 fi
-: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=500}" "${JOBS:=14}" "${SECONDS_LEFT:=560}"
-
-running=()
-finish() { [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null; }
-trap 'finish; collect; exit 143' TERM INT
+: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=300}" "${JOBS:=16}" "${SECONDS_LEFT:=530}"
+: "${GROUPS_ASKED:=random fastv holov,divprune visionzip,hidden_norm,oracle}"
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
 
-# --- training -------------------------------------------------------------------------------------------------------
-
-stage() { # size, stage, minutes, folder to start from or -, folder to write
-    local size=$1 stage=$2 minutes=$3 from=$4 to=$5 start=() batch
-    [ "$from" = - ] || start=(--init "$from")
-    batch=${language_batch[$size]}
-    [ "$stage" = language ] || batch=${tower_batch[$size]}
-    # shellcheck disable=SC2086  # options are words
-    "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$size" --stage "$stage" --round "$round" \
-        --minutes "$minutes" "${start[@]}" --out "$to" --batch "$batch" --workers "${WORKERS:-${workers[$size]}}" \
-        ${tiny[@]+"${tiny[@]}"} $OPTIONS
+running=() keeper=
+keep_filling() { # what fills OUT
+    while sleep "$KEPT_EVERY"; do "$1"; done &
+    keeper=$!
+}
+stop_filling() { [ -z "$keeper" ] || { kill "$keeper" 2>/dev/null; wait "$keeper" 2>/dev/null; }; }
+finish() { # at the end of time: what is there is kept
+    trap - TERM INT
+    [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null
+    stop_filling
+    [ "$what" = train ] && collect || keep_parts
+    exit 143
 }
 
-train_size() { # size; runs as a process of its own
-    local size=$1 from=- tower_minutes rest
-    if [ "${STAGE:-}" = tower ]; then
-        [ "$init" = - ] || from=$init/$size
-        stage "$size" tower "$minutes" "$from" "$work/new/$size"
-    elif [ "$init" = - ]; then
-        tower_minutes=$(awk "BEGIN { print $minutes * ${TOWER_SHARE:-0.5} }")
-        rest=$(awk "BEGIN { print $minutes - $tower_minutes }")
-        stage "$size" tower "$tower_minutes" - "$work/tower/$size" &&
-            stage "$size" language "$rest" "$work/tower/$size" "$work/new/$size"
-    else
-        stage "$size" language "$minutes" "$init/$size" "$work/new/$size"
-    fi
+# --- training -------------------------------------------------------------------------------------------------------
+
+weights_in() { ls "$1"/model*.safetensors >/dev/null 2>&1; }
+
+unpack() { # folder with models.tar in pieces, where to
+    mkdir -p "$2" && cat "$1"/models.tar.* | tar -x -C "$2"
+}
+
+stage() { # size, stage, second of this script by which it ends, folder to start from or -, folder to write
+    local size=$1 stage=$2 until=$3 from=$4 to=$5 start more options=$LANGUAGE_OPTIONS
+    [ "$stage" = language ] || options=$TOWER_OPTIONS
+    for more in "" --no-compile; do
+        [ $((until - SECONDS)) -ge 40 ] || return 1
+        ! weights_in "$to" || from=$to # as far as it came
+        start=()
+        [ "$from" = - ] || start=(--init "$from")
+        # shellcheck disable=SC2086  # options are words
+        "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$size" --stage "$stage" --round "$round" \
+            --minutes "$(awk "BEGIN { print ($until - $SECONDS) / 60 }")" "${start[@]}" --out "$to" $options \
+            ${tiny[@]+"${tiny[@]}"} $OPTIONS $more && return 0
+    done
+    return 1
 }
 
 collect() {
-    [ "$what" = train ] || return 0
-    local size from
-    mkdir -p "$out"
-    for size in $SIZES; do
-        from=$work/new/$size
-        [ -n "$(ls "$from"/model*.safetensors 2>/dev/null)" ] || from=$work/tower/$size # as far as it came
-        [ -n "$(ls "$from"/model*.safetensors 2>/dev/null)" ] || continue
-        mkdir -p "$out/$size"
-        rm -f "$out/$size"/model*.safetensors
-        cp "$from"/model*.safetensors "$from/log.jsonl" "$out/$size/"
-    done
-    [ ! -d "$work/tower" ] || tar -czf "$out/towers.tgz" -C "$work" --exclude='*.safetensors*' tower
+    local some=() size
+    for size in $SIZES; do ! weights_in "$work/models/$size" || some+=("$size"); done
+    if [ ${#some[@]} -lt "$(echo "$SIZES" | wc -w)" ] && weights_in "$work/models/tower"; then
+        some+=(tower) # the others hold it too: alone it is needed until all of them have been saved once
+    elif [ -f "$work/models/tower/log.jsonl" ]; then
+        some+=(tower/log.jsonl)
+    fi
+    [ ${#some[@]} -gt 0 ] || return 0
+    rm -rf "$work/packed" && mkdir -p "$work/packed" "$out"
+    tar -cf - -C "$work/models" --exclude='*.part' "${some[@]}" | split -b 15M -d - "$work/packed/models.tar."
+    rm -f "$out"/models.tar.*
+    mv "$work"/packed/models.tar.* "$out/"
+    tar -czf "$out/logs.tgz" -C "$work" logs
 }
 
 train() {
     minutes=$1 init=$2 out=$3 round=$4
-    rm -rf "$work/new" "$work/tower"
-    mkdir -p "$work/logs"
+    local size from failed=0 end
+    end=$(awk "BEGIN { print int(60 * $minutes) }")
+    rm -rf "$work/models" "$work/init"
+    mkdir -p "$work/logs" "$work/models" "$out"
+    trap finish TERM INT
+    keep_filling collect
+    if [ "$init" = - ]; then
+        stage m tower "$(awk "BEGIN { print int($end * ${TOWER_SHARE:-0.37}) }")" - "$work/models/tower" \
+            >"$work/logs/tower.log" 2>&1 &
+        running=($!)
+        wait "${running[0]}" || failed=1
+        running=()
+        weights_in "$work/models/tower" || { stop_filling; tail -n 3 "$work/logs/tower.log" >&2; return 1; }
+    else
+        unpack "$init" "$work/init" || { stop_filling; echo "there is no models.tar in $init" >&2; return 1; }
+        [ ! -d "$work/init/tower" ] || cp -r "$work/init/tower" "$work/models/"
+    fi
     share_gpu
-    local size failed=0
     for size in $SIZES; do
-        train_size "$size" >"$work/logs/$size.log" 2>&1 &
+        from=$work/init/$size
+        weights_in "$from" || from=$work/models/tower
+        stage "$size" language "$end" "$from" "$work/models/$size" >"$work/logs/$size.log" 2>&1 &
         running+=($!)
     done
     for process in "${running[@]}"; do wait "$process" || failed=1; done
     running=()
+    stop_filling
     collect
-    for size in $SIZES; do
+    for size in tower $SIZES; do
+        [ -f "$work/logs/$size.log" ] || continue
         echo "== $size"
-        grep -E "^(step|check=(full|objects|background)|deviation|Traceback|[A-Za-z.]*Error)" "$work/logs/$size.log" |
-            tail -n "${LINES_TOLD:-6}" | cut -c1-420
+        grep -hE "^(step|told|check=(full|objects|background)|deviation|Traceback|[A-Za-z.]*Error)" "$work/logs/$size.log" |
+            tail -n "${LINES_TOLD:-5}" | cut -c1-420
     done
-    du -sh "$out"
+    ls -l "$out"
     return $failed
 }
 
 # --- scorers and answers --------------------------------------------------------------------------------------------
 
 pack_size() { # size: the weights as a model that can be loaded
-    "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$1" --stage package --init "$weights/$1" \
-        --out "$work/models/scenes-qwen-$1" >"$work/logs/package-$1.log" 2>&1 ||
+    local logs=()
+    [ ! -f "$work/weights/tower/log.jsonl" ] || logs=(--logs "$work/weights/tower")
+    "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$1" --stage package --init "$work/weights/$1" \
+        "${logs[@]}" --out "$work/packages/scenes-qwen-$1" >"$work/logs/package-$1.log" 2>&1 ||
         echo "packing $1 failed: $(tail -n 1 "$work/logs/package-$1.log" | cut -c1-300)"
 }
 
@@ -121,34 +152,45 @@ part() { # size, methods, seed
     local name=$1-${2//,/-}-$3 start=$SECONDS
     # shellcheck disable=SC2086  # options are words
     "$python" -m diffprune probe scaling --backbone "scenes-qwen-$1" --methods "$2" --seeds "$3" --steps "$STEPS" \
-        --questions "$QUESTIONS" --weights "$work/models" --work "$work/parts" --out "$out" --commit "$commit" \
-        $TINY_OPTIONS >"$work/logs/$name.log" 2>&1 ||
-        echo "$name failed: $(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
+        --questions "$QUESTIONS" --weights "$work/packages" --work "$work/parts" --out "$out" --commit "$commit" \
+        --minutes "$(awk "BEGIN { print ($ends - $(date +%s)) / 60 }")" $TINY_OPTIONS \
+        >"$work/logs/$name.log" 2>&1 || echo "$name failed: $(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
     echo "$name $((SECONDS - start)) s" >>"$work/times.txt"
+}
+
+keep_parts() {
+    [ -d "$work/parts" ] || return 0
+    tar -czf "$work/parts.tgz" -C "$work" --exclude=scorers --exclude='*.part' parts logs &&
+        mv "$work/parts.tgz" "$out/parts.tgz"
 }
 
 probe() {
     weights=$1 out=$2 commit=$3
     local size seed methods
-    mkdir -p "$work/logs" "$work/models" "$out"
+    mkdir -p "$work/logs" "$work/packages" "$out"
+    unpack "$weights" "$work/weights" || { echo "there is no models.tar in $weights" >&2; return 1; }
     [ ! -f "$out/parts.tgz" ] || [ -d "$work/parts" ] || tar -xzf "$out/parts.tgz" -C "$work" # goes on from there
     TINY_OPTIONS=
     [ "${SIZE:-full}" != tiny ] || TINY_OPTIONS="--device cpu --size tiny"
     for size in $SIZES; do pack_size "$size" & done
     wait
     share_gpu
+    trap finish TERM INT
+    keep_filling keep_parts
     for size in l m s; do # the longest first
         case " $SIZES " in *" $size "*) ;; *) continue ;; esac
-        for seed in $SEEDS; do echo "$size diffprune,random $seed"; done
-        for methods in ${GROUPS_ASKED:-fastv holov divprune,visionzip hidden_norm,oracle}; do echo "$size $methods 0"; done
+        for seed in $SEEDS; do echo "$size diffprune $seed"; done
+        for methods in $GROUPS_ASKED; do echo "$size $methods ${SEEDS// /,}"; done
     done >"$work/parts.txt"
     export -f part
-    export python work weights out commit STEPS QUESTIONS TINY_OPTIONS
+    ends=$(($(date +%s) + $(left) - 20)) # what would end later is not begun
+    export python work out commit STEPS QUESTIONS TINY_OPTIONS ends
     timeout -k 10 $((SECONDS_LEFT - SECONDS)) xargs -a "$work/parts.txt" -P "$JOBS" -L 1 bash -c 'part "$@"' _ &
     running=($!)
     wait "${running[0]}"
     running=()
-    tar -czf "$out/parts.tgz" -C "$work" --exclude='*.safetensors' parts logs
+    stop_filling
+    keep_parts
     sort -k2 -n -r "$work/times.txt" 2>/dev/null | head -n 3
     ls -l "$out"
     [ -f "$out/scaling.json" ]

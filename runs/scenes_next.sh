@@ -2,17 +2,21 @@
 # scenes-llava-next, the reference model of high resolution (2,880 visual tokens): tunes it on one GPU, then trains its
 # scorers, answers the ten tasks with them and with other methods, and writes scenes_next.
 #
+#   runs/scenes_next.sh all MINUTES OUT COMMIT
 #   runs/scenes_next.sh train MINUTES INIT OUT ROUND
 #   runs/scenes_next.sh study WEIGHTS OUT COMMIT
 #
+#   runs/scenes_next.sh all 3.4 out/results abc1234            tunes and studies: one GPU, 16 cores, nine minutes
 #   runs/scenes_next.sh train 6 - out/next 0                   from scenes-llava; OUT gets 9 MB of weights and a log
 #   runs/scenes_next.sh train 6 out/next out/next-1 1          goes on with it, with other scenes
-#   runs/scenes_next.sh study out/next-1 out/results abc1234   one GPU, 16 cores, under ten minutes
-#   SIZE=tiny runs/scenes_next.sh train 1 - out/tiny 0         the same way on a CPU with scenes-nano; so does study
+#   runs/scenes_next.sh study out/next-1 out/results abc1234   with those weights
+#   SIZE=tiny runs/scenes_next.sh all 1 out/tiny abc1234       the same way on a CPU with scenes-nano
 #
-# What `study` trains and answers lies in WORK (out/next-study), with a log for each process and what became of it in
-# WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
-# OUT/next_answers.tgz has the answers, so that the table can be joined again anywhere.
+# What is trained and answered lies in WORK (out/next-study), with a log for each process and what became of it in
+# WORK/status.txt. A process that fails, or takes too long, does not stop the others, and a tuning that fails goes on
+# without torch.compile. OUT gets the weights when they are there, the scorers after their training, and what was
+# answered every half minute: next_answers.tgz, from which the table can be joined again anywhere. `study` goes on with
+# what WORK holds, or else with next_scorers.tgz and next_answers.tgz in OUT, and does the rest.
 # Settings: OPTIONS of the tuning; STEPS, BATCH, SEEDS, KEEP, QUESTIONS, EXTRA (overrides of every scorer), FREE (methods
 # without training; commas join those of one process), STAGES (train eval join pack), JOBS, EVAL_JOBS, SECONDS_LEFT;
 # each process of answers holds the features of all its pictures, 2.2 MB each, on the GPU, so EVAL_JOBS is what memory is
@@ -35,19 +39,24 @@ if [ "${SIZE:-full}" = tiny ]; then
     : "${QUESTIONS:=1}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=16}" "${SECONDS_LEFT:=3600}"
     : "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}"
 fi
-: "${STEPS:=200}" "${BATCH:=16}" "${HELD_OUT:=64}" "${SEEDS:=42 123 456}" "${KEEP:=640,320,160}" "${RANGE:=[40,800]}"
-: "${QUESTIONS:=200}" "${JOBS:=4}" "${EVAL_JOBS:=8}" "${EVAL_BATCH:=96}" "${SECONDS_LEFT:=570}"
-: "${TRAIN_LIMIT:=240}" "${EVAL_LIMIT:=290}" "${KEEP_SECONDS:=25}"
+: "${STEPS:=120}" "${BATCH:=16}" "${HELD_OUT:=32}" "${SEEDS:=42 123}" "${KEEP:=640,320,160}" "${RANGE:=[40,800]}"
+: "${QUESTIONS:=100}" "${JOBS:=3}" "${EVAL_JOBS:=10}" "${EVAL_BATCH:=64}" "${SECONDS_LEFT:=540}"
+: "${TRAIN_LIMIT:=170}" "${EVAL_LIMIT:=300}" "${EVAL_SECONDS:=150}" "${KEEP_SECONDS:=20}"
 : "${FREE:=random oracle,uniform_grid divprune,cls_attention visionzip,feature_norm holov,prunesid hidden_norm,fastv}"
 
 # --- the model ------------------------------------------------------------------------------------------------------
 
 tune() {
-    local minutes=$1 init=$2 out=$3 round=$4 start=()
+    local init=$2 out=$3 round=$4 end more start=()
+    end=$(awk "BEGIN { print int(60 * $1) }")
     [ "$init" = - ] || start=(--init "$init")
-    # shellcheck disable=SC2086  # options are words
-    exec "$python" -m diffprune.scenes.next train --minutes "$minutes" "${start[@]}" --out "$out" --round "$round" \
-        "${base[@]}" "${tuning[@]}" ${OPTIONS:-}
+    for more in "" --no-compile; do
+        [ $((end - SECONDS)) -ge 40 ] || break
+        # shellcheck disable=SC2086  # options are words
+        "$python" -m diffprune.scenes.next train --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" \
+            "${start[@]}" --out "$out" --round "$round" "${base[@]}" "${tuning[@]}" ${OPTIONS:-} $more && return 0
+    done
+    ls "$out"/model*.safetensors >/dev/null 2>&1 # as far as it came
 }
 
 # shellcheck source=runs/side_by_side.sh
@@ -57,8 +66,9 @@ trap 'stop_pool; exit 143' TERM INT
 # --- scorers and answers --------------------------------------------------------------------------------------------
 
 train() { # config, name, seed
+    [ ! -f "$work/train/$2-$3/model.safetensors" ] || return 0 # is there
     # shellcheck disable=SC2086  # overrides are words
-    echo "train-$2-$3" "$TRAIN_LIMIT" "$python" -m diffprune train --json \
+    echo "train-$2-$3" "$TRAIN_LIMIT" "$python" -m diffprune train --json --resume \
         --config "configs/scenes_llava_next/$1.yaml" --out "$work/train/$2-$3" "backbone.weights=$work/model" "seed=$3" \
         "budget.range=$RANGE" "optim.steps=$STEPS" "optim.batch_size=$BATCH" "data.validation=$HELD_OUT" \
         validation.every=0.5 saving.tensorboard=false ${EXTRA:-}
@@ -67,8 +77,11 @@ train() { # config, name, seed
 evaluate() { # name, further options of `diffprune eval`
     local name=$1
     shift
-    echo "eval-$name" "$EVAL_LIMIT" "$python" -m diffprune eval --questions "$QUESTIONS" --keep "$KEEP" \
-        --batch-size "$EVAL_BATCH" "${device[@]}" --commit "$commit" --out "$work/eval/$name.json" "$@"
+    [ ! -f "$work/eval/$name.json" ] || return 0 # is there
+    # Without TF32: the full model's answers, which every process gives, must be the same in all of them.
+    echo "eval-$name" "$EVAL_LIMIT" env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-0} \
+        "$python" -m diffprune eval --questions "$QUESTIONS" --keep "$KEEP" \
+        --seeds 0,1 --batch-size "$EVAL_BATCH" "${device[@]}" --commit "$commit" --out "$work/eval/$name.json" "$@"
 }
 
 trainings() {
@@ -92,29 +105,47 @@ table() {
     done
     [ ${#files[@]} -gt 0 ] || { echo "nothing was answered"; return 0; }
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/scenes_next.json" \
-        --command "runs/scenes_next.sh study WEIGHTS OUT COMMIT" \
+        --command "runs/scenes_next.sh all MINUTES OUT COMMIT" \
         --notes "scenes-llava-next, 2,880 visual tokens of a 384 px picture; $STEPS steps of $BATCH captions for each scorer"
     # Where a method is missing: what there is.
     "$@" --versus diffprune --methods 'diffprune,gumbel_ste,random,*' || "$@" --versus diffprune || "$@" || return 0
     cp "$work"/results/scenes_next.json "$out/"
 }
 
+keep_scorers() { tar -czf "$work/packed.tgz" -C "$work" --exclude 'checkpoint*' train && mv "$work/packed.tgz" "$out/next_scorers.tgz"; }
+keep_answers() {
+    cp "$work/status.txt" "$out/next_status.txt" 2>/dev/null
+    tar -czf "$work/packed.tgz" -C "$work" eval logs && mv "$work/packed.tgz" "$out/next_answers.tgz"
+}
+
 study() {
     weights=$1 out=$2 commit=$3 work=${WORK:-out/next-study}
-    mkdir -p "$work"/{train,logs,eval,jobs} "$out"
+    local filler
+    mkdir -p "$work"/{logs,jobs} "$out"
+    [ -d "$work/train" ] || [ ! -f "$out/next_scorers.tgz" ] || tar -xzf "$out/next_scorers.tgz" -C "$work"
+    [ -d "$work/eval" ] || [ ! -f "$out/next_answers.tgz" ] || tar -xzf "$out/next_answers.tgz" -C "$work"
+    mkdir -p "$work"/{train,eval}
     "$python" -m diffprune.scenes.next package --init "$weights" --out "$work/model" "${base[@]}" \
         >"$work/logs/package.log" 2>&1 || { tail -n 1 "$work/logs/package.log" >&2; exit 1; }
     share_gpu
     for stage in ${STAGES:-train eval join pack}; do
         echo "== $stage, $(left) s left"
         case $stage in
-        train) trainings >"$work/jobs/train.txt" && pool "$JOBS" "$work/jobs/train.txt" $((EVAL_LIMIT + KEEP_SECONDS)) ;;
-        eval) evaluations >"$work/jobs/eval.txt" && pool "$EVAL_JOBS" "$work/jobs/eval.txt" "$KEEP_SECONDS" ;;
+        train)
+            trainings >"$work/jobs/train.txt"
+            [ ! -s "$work/jobs/train.txt" ] || pool "$JOBS" "$work/jobs/train.txt" $((EVAL_SECONDS + KEEP_SECONDS))
+            keep_scorers
+            ;;
+        eval)
+            evaluations >"$work/jobs/eval.txt"
+            while sleep 30; do keep_answers; done &
+            filler=$!
+            [ ! -s "$work/jobs/eval.txt" ] || pool "$EVAL_JOBS" "$work/jobs/eval.txt" "$KEEP_SECONDS"
+            kill "$filler" && wait "$filler" 2>/dev/null
+            ;;
         join) table ;;
         pack)
-            cp "$work/status.txt" "$out/next_status.txt" 2>/dev/null
-            tar -czf "$out/next_answers.tgz" -C "$work" eval logs
-            tar -czf "$out/next_scorers.tgz" -C "$work" --exclude 'checkpoint*' train
+            keep_answers
             ls -l "$out"
             ;;
         *) echo "there is no stage $stage; choose from train, eval, join and pack" >&2 && exit 2 ;;
@@ -123,8 +154,14 @@ study() {
     echo "== done after $SECONDS s: $(grep -c 'code 0' "$work/status.txt") processes ended well, $(grep -vc 'code 0' "$work/status.txt") did not"
 }
 
+all() { # minutes, out, commit
+    tune "$1" - "$2" 0 || exit 1
+    study "$2" "$2" "$3"
+}
+
 case $what in
+all) all "$2" "$3" "$4" ;;
 train) tune "$2" "$3" "$4" "$5" ;;
 study) study "$2" "$3" "$4" ;;
-*) echo "there is no $what; choose train or study" >&2 && exit 2 ;;
+*) echo "there is no $what; choose all, train or study" >&2 && exit 2 ;;
 esac

@@ -78,6 +78,12 @@ def features_of(model, batch):
 # What it sees --------------------------------------------------------------------------------------------------------
 
 
+def test_the_far_end_of_a_long_prompt_is_no_farther_than_it_was():
+    slowest = 1 - 2 / 32
+    before, now = (length / base**slowest for length, base in ((1.0, 1e4), (5.0, llava_next.stretched_base(1e4, 32))))
+    assert now == pytest.approx(before)
+
+
 def test_tiles_are_those_of_the_stock_processor(processor, told, pictures):
     cut = llava_next.cut_tiles(told[2]["pixels"])
     stock = processor.image_processor(pictures, return_tensors="pt")["pixel_values"]

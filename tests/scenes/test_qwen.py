@@ -70,7 +70,7 @@ def processed(tokenizer, pixels, question="What color is the star?"):
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
-    [("scenes-qwen-s", 2e6, 3e6), ("scenes-qwen-m", 5e6, 6e6), ("scenes-qwen-l", 12e6, 14e6)],
+    [("scenes-qwen-s", 4e6, 5e6), ("scenes-qwen-m", 8e6, 9e6), ("scenes-qwen-l", 16e6, 17e6)],
 )
 def test_the_three_sizes_are_one_architecture(name, least, most, tokenizer):
     with torch.device("meta"):
@@ -78,6 +78,7 @@ def test_the_three_sizes_are_one_architecture(name, least, most, tokenizer):
     assert least <= sum(parameter.numel() for parameter in model.parameters()) <= most
     vision = model.config.vision_config
     assert (vision.patch_size, vision.spatial_merge_size, vision.window_size) == (8, 2, 64)
+    assert (vision.hidden_size, vision.depth) == (192, 8)  # as in the large models the tower is one and the same
     windowed = set(range(vision.depth)) - set(vision.fullatt_block_indexes)
     assert windowed and vision.depth - 1 in vision.fullatt_block_indexes
 
@@ -193,9 +194,9 @@ def test_scaling_the_features_scales_them_and_nothing_else(model):
         torch.testing.assert_close(passes.merge_features(tower, scaled), merged, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["scenes-qwen-s", "scenes-qwen-l"])  # fewer filters than directions, and more
-def test_whitened_patches_spread_evenly_over_the_embedding(name, tokenizer):
-    tower = qwen.build_model(qwen.qwen_spec(name), tokenizer).model.visual
+@pytest.mark.parametrize("width", [128, 192, 256])  # fewer filters than directions, as many, and more
+def test_whitened_patches_spread_evenly_over_the_embedding(width, tokenizer):
+    tower = qwen.build_model(replace(TINY, vision_width=width), tokenizer).model.visual
     batch = feed.draw_batch(feed.picture_arrays(scenes_of(24)), CPU)
     item = any_passes.items_of(batch, 16)[0]
     shown = passes.patches_of(batch["pixels"], 8, 2)[item > 0].flatten(0, 1)

@@ -44,9 +44,9 @@ MADE = ("answers", "scorers")  # folders in the working folder
 SETTINGS_FILE = "settings.txt"  # there: how they were made
 NO_SEED = 0  # what neither is trained nor draws is measured once
 NOTE = (
-    "models scenes-qwen-s, -m and -l (Qwen2.5-VL classes, trained from scratch on scenes); pictures of 160 to 272 "
-    "pixels a side, so 100 to 289 visual tokens; the tasks are stand-ins; retention is the mean over the five kinds "
-    "of task of the paper's Qwen table"
+    "models scenes-qwen-s, -m and -l (Qwen2.5-VL classes on one tower trained on scenes, decoders tuned from those of "
+    "scenes-nano, scenes-llava and scenes-llava grown); pictures of 160 to 272 pixels a side, so 100 to 289 visual "
+    "tokens; the tasks are stand-ins; retention is the mean over the five kinds of task of the paper's Qwen table"
 )
 TINY_SPEC = QwenSpec(
     vision_width=32, vision_blocks=2, vision_hidden=32, text_width=32, text_layers=3, text_hidden=32, head_width=16

@@ -376,7 +376,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--turns", type=int, default=12, help="turns told of each picture, as far as they fit")
     add("--workers", type=int, default=4, help="processes that make scenes and text")
     add("--device", default="cuda")
-    add("--lr", type=float, default=5e-4, help="peak learning rate of AdamW; Muon's is a multiple of it")
+    add("--lr", type=float, default=2e-4, help="peak learning rate of AdamW; Muon's is a multiple of it")
     add("--full", type=float, default=0.2, help="share of steps with the whole prefix")
     add("--weights", default="", help="weights of turns that differ from the default, as gqa=20,mme=4")
     add("--no-compile", dest="compile", action="store_false")

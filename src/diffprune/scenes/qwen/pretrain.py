@@ -11,6 +11,7 @@ from the decoder of another reference model (`start.py`).
 
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -175,13 +176,15 @@ class QwenLanguageRun(QwenRun, LanguageRun):
         super().__init__(settings)
         self.tower.merger.requires_grad_(True)
         if self.spec.start is not None and not self.has_decoder:
-            self.start_from(reference.load_reference(self.spec.start)[0].to(self.device))
+            self.start_from(self.spec.start)
 
-    def start_from(self, base: nn.Module) -> None:
+    def start_from(self, name: str) -> None:
         """Takes over the decoder of a reference model, and logs what it knows on top of this tower."""
+        base: Any = reference.load_reference(name)[0]
+        base.to(self.device)
         start.grow_decoder_(self.model, base)
         last = first_scene(self.settings) + ROUND_SCENES  # the last of the round, which training does not come to
-        count = min(ALIGNED, ALIGNED_BATCH * self.settings.batch)
+        count = min(ALIGNED, 16 * self.settings.batch)
         scenes = [make_scene("train", index, seed=self.settings.seed) for index in range(last - count, last)]
         pictures = (
             draw_batch(picture_arrays(scenes[at : at + ALIGNED_BATCH]), self.device)["pixels"]

@@ -118,9 +118,10 @@ def qwen_config(spec: QwenSpec, tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_V
         "num_key_value_heads": spec.text_width // spec.head_width,
         "max_position_embeddings": 2048,
         "initializer_range": 0.05,  # about 1 / sqrt(width), as in the other reference models
+        "rms_norm_eps": 1e-6,  # this and the base of positions are those of the decoders they start from
         "rope_parameters": {
             "rope_type": "default",
-            "rope_theta": 10_000.0,  # of the decoders they start from
+            "rope_theta": 10_000.0,
             "mrope_section": sections(spec.head_width),
         },
         "pad_token_id": PAD,
