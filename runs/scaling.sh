@@ -8,7 +8,7 @@
 #   runs/scaling.sh train 8.8 -         out/first  0    the tower, then the language models on top of it
 #   runs/scaling.sh train 8.8 out/first out/second 1    language models again, with other scenes
 #   runs/scaling.sh probe out/first out/results abc1234
-#   SIZE=tiny runs/scaling.sh train 1 - out/tiny 0      the same way on a CPU, in two minutes; so does probe
+#   SIZE=tiny runs/scaling.sh train 3 - out/tiny 0      the same way on a CPU, in two minutes; so does probe
 #
 # INIT, OUT and WEIGHTS of the trainings hold models.tar in pieces of 15 MiB, with the folders tower/, s/, m/ and l/, and
 # logs.tgz. OUT is filled every minute with what there is, for whoever is stopped in the middle; so is that of `probe`,
@@ -36,20 +36,15 @@ export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-0}
 tiny=()
 if [ "${SIZE:-full}" = tiny ]; then
     tiny=(--steps 2 --batch 2 --workers 0 --device cpu --no-compile)
-    : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}"
+    : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}" "${LEAST_SECONDS:=1}"
 fi
-: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=300}" "${JOBS:=16}" "${SECONDS_LEFT:=530}"
+: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=300}" "${JOBS:=16}" "${SECONDS_LEFT:=530}" "${LEAST_SECONDS:=40}"
 : "${GROUPS_ASKED:=random fastv holov,divprune visionzip,hidden_norm,oracle}"
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
 
-running=() keeper=
-keep_filling() { # what fills OUT
-    while sleep "$KEPT_EVERY"; do "$1"; done &
-    keeper=$!
-}
-stop_filling() { [ -z "$keeper" ] || { kill "$keeper" 2>/dev/null; wait "$keeper" 2>/dev/null; }; }
+running=()
 finish() { # at the end of time: what is there is kept
     trap - TERM INT
     [ ${#running[@]} -eq 0 ] || kill "${running[@]}" 2>/dev/null
@@ -66,18 +61,21 @@ unpack() { # folder with models.tar in pieces, where to
     mkdir -p "$2" && cat "$1"/models.tar.* | tar -x -C "$2"
 }
 
-stage() { # size, stage, second of this script by which it ends, folder to start from or -, folder to write
+# In the background: size, stage, second of this script by which it ends, folder to start from or -, folder to write
+stage() {
     local size=$1 stage=$2 until=$3 from=$4 to=$5 start more options=$LANGUAGE_OPTIONS
     [ "$stage" = language ] || options=$TOWER_OPTIONS
+    trap 'kill "$!" 2>/dev/null; exit 143' TERM
     for more in "" --no-compile; do
-        [ $((until - SECONDS)) -ge 40 ] || return 1
+        [ $((until - SECONDS)) -ge "$LEAST_SECONDS" ] || return 1
         ! weights_in "$to" || from=$to # as far as it came
         start=()
         [ "$from" = - ] || start=(--init "$from")
         # shellcheck disable=SC2086  # options are words
         "$python" -m diffprune.scenes.qwen.pretrain --model "scenes-qwen-$size" --stage "$stage" --round "$round" \
             --minutes "$(awk "BEGIN { print ($until - $SECONDS) / 60 }")" "${start[@]}" --out "$to" $options \
-            ${tiny[@]+"${tiny[@]}"} $OPTIONS $more && return 0
+            ${tiny[@]+"${tiny[@]}"} $OPTIONS $more &
+        wait "$!" && return 0
     done
     return 1
 }
@@ -105,7 +103,7 @@ train() {
     rm -rf "$work/models" "$work/init"
     mkdir -p "$work/logs" "$work/models" "$out"
     trap finish TERM INT
-    keep_filling collect
+    keep_filling "$KEPT_EVERY" collect
     if [ "$init" = - ]; then
         stage m tower "$(awk "BEGIN { print int($end * ${TOWER_SHARE:-0.37}) }")" - "$work/models/tower" \
             >"$work/logs/tower.log" 2>&1 &
@@ -176,7 +174,7 @@ probe() {
     wait
     share_gpu
     trap finish TERM INT
-    keep_filling keep_parts
+    keep_filling "$KEPT_EVERY" keep_parts
     for size in l m s; do # the longest first
         case " $SIZES " in *" $size "*) ;; *) continue ;; esac
         for seed in $SEEDS; do echo "$size diffprune $seed"; done

@@ -61,7 +61,7 @@ tune() {
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
-trap 'stop_pool; exit 143' TERM INT
+trap 'stop_pool; stop_filling; exit 143' TERM INT
 
 # --- scorers and answers --------------------------------------------------------------------------------------------
 
@@ -120,7 +120,6 @@ keep_answers() {
 
 study() {
     weights=$1 out=$2 commit=$3 work=${WORK:-out/next-study}
-    local filler
     mkdir -p "$work"/{logs,jobs} "$out"
     [ -d "$work/train" ] || [ ! -f "$out/next_scorers.tgz" ] || tar -xzf "$out/next_scorers.tgz" -C "$work"
     [ -d "$work/eval" ] || [ ! -f "$out/next_answers.tgz" ] || tar -xzf "$out/next_answers.tgz" -C "$work"
@@ -138,10 +137,9 @@ study() {
             ;;
         eval)
             evaluations >"$work/jobs/eval.txt"
-            while sleep 30; do keep_answers; done &
-            filler=$!
+            keep_filling 30 keep_answers
             [ ! -s "$work/jobs/eval.txt" ] || pool "$EVAL_JOBS" "$work/jobs/eval.txt" "$KEEP_SECONDS"
-            kill "$filler" && wait "$filler" 2>/dev/null
+            stop_filling
             ;;
         join) table ;;
         pack)
@@ -155,7 +153,9 @@ study() {
 }
 
 all() { # minutes, out, commit
+    local work=${WORK:-out/next-study}
     tune "$1" - "$2" 0 || exit 1
+    rm -rf "$work"/{train,eval,status.txt} "$2"/next_{scorers,answers}.tgz # of other weights
     study "$2" "$2" "$3"
 }
 

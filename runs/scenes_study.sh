@@ -195,10 +195,12 @@ PYTHON
 }
 
 knob_evaluations() {
-    local name others=random # with the first of them
+    local name found others=random # with the first of them that is there
     while read -r name _; do
+        found=$(SEEDS=$KNOB_SEEDS trained "$name" "knob-$name")
+        [ -n "$found" ] || continue
         evaluate "knobs-$name" --questions "$KNOB_QUESTIONS" --keep "$KNOB_KEEP" --split validation --throttled \
-            ${others:+--methods $others} --pruner "$(SEEDS=$KNOB_SEEDS trained "$name" "knob-$name")"
+            ${others:+--methods $others} --pruner "$found"
         others=
     done <<<"$KNOBS"
 }

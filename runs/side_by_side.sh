@@ -27,6 +27,19 @@ pool() { # how many at a time, file with one job a line, seconds to leave to wha
 pool_running=
 stop_pool() { [ -z "$pool_running" ] || kill "$pool_running"; }
 
+keep_filling() { # seconds between two calls, what is called: until stop_filling
+    {
+        trap 'kill "$!" 2>/dev/null; exit' TERM # after what is being written just then
+        while sleep "$1" & wait "$!"; do "$2"; done
+    } &
+    keeper=$!
+}
+keeper=
+stop_filling() {
+    [ -z "$keeper" ] || { kill "$keeper" 2>/dev/null; wait "$keeper" 2>/dev/null; }
+    keeper=
+}
+
 share_gpu() {
     [ "${MPS:-0}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null || return 0
     CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
@@ -38,4 +51,4 @@ share_gpu() {
         unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     fi
 }
-stop_sharing() { echo quit | nvidia-cuda-mps-control >/dev/null 2>&1; }
+stop_sharing() { echo quit | nvidia-cuda-mps-control >/dev/null 2>&1 || true; } # there may be none

@@ -209,16 +209,18 @@ def test_other_families_answer_the_same_where_only_the_language_model_is_fast(sa
     assert sayings() == []
 
 
-@pytest.mark.parametrize("method", ["feature_norm", "pyramiddrop"])
-def test_tiles_of_another_number_or_two_sizes_at_once_are_encoded_as_before(method: str, sayings: Any) -> None:
-    vlm = compiled("llava_next", method)
+def test_tiles_of_another_number_or_two_sizes_at_once_are_encoded_as_before(sayings: Any) -> None:
+    vlm = compiled("llava_next", "feature_norm")
     other, mixed = [tiny.picture(1, (60, 180))], [tiny.picture(1), tiny.picture(2, (64, 48))]
-    for images, text in ((other, "what?"), (mixed, QUESTIONS[:2])):
-        if method == "feature_norm":
-            rows = [[image] for image in images]
-            assert vlm.fast.start(vlm.prepare(rows, [text] if isinstance(text, str) else text)).picture is None
+    for images, text in ((other, ["what?"]), (mixed, QUESTIONS[:2])):
+        assert vlm.fast.start(vlm.prepare([[image] for image in images], text)).picture is None
         assert torch.equal(answer(vlm, images, text), reference(vlm, images, text))
-    assert len(sayings()) == (method == "pyramiddrop"), "cuts between layers are not for newlines between tokens"
+    assert sayings() == []
+
+
+def test_cuts_between_layers_are_refused_where_newlines_stand_between_the_tokens() -> None:
+    with pytest.raises(ValueError, match="cannot run 'pyramiddrop' on llava_next, whose visual tokens have newlines"):
+        compiled("llava_next", "pyramiddrop")
 
 
 def test_positions_may_be_packed() -> None:

@@ -832,6 +832,11 @@ def cuts_of(method: Any, backbone: Backbone, num_visual: int, keep: int) -> Cuts
             f"the fast path cannot run {method.name!r} as it is set: of the methods inside the language model it knows "
             f"{known} with original positions; generate() works without it"
         )
+    if backbone.newline is not None:
+        raise ValueError(
+            f"the fast path cannot run {method.name!r} on {backbone.family}, whose visual tokens have newlines between "
+            "them; generate() works without it"
+        )
     left = method.stages(len(backbone.language_model.layers), num_visual, keep)
     return Cuts(num_visual=num_visual, left=left, score=score, language_model=backbone.language_model)
 
