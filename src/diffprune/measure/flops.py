@@ -8,6 +8,7 @@ language model's head runs on the last position alone, which is all that a first
 from collections.abc import Sequence
 from typing import Any
 
+from diffprune.backbones.anyres import num_tiles_of
 from diffprune.nn import BlockSpec
 
 Layers = int | Sequence[int]  # tokens of every layer, or of each layer where tokens are dropped between them
@@ -122,6 +123,15 @@ def encoder_flops(config: Any, num_visual: int) -> int:
         tiles, rest = divmod(patches, tile)
         blocks = depth * (tiles * block_flops(spec, tile + extra) + (block_flops(spec, rest + extra) if rest else 0))
     return embedding + blocks
+
+
+def num_encoded(config: Any, size: tuple[int, int], num_visual: int) -> int:
+    """Tokens that the tower works on for a picture of (width, height): whole tiles where it is cut into them."""
+    if config.model_type != "llava_next":
+        return num_visual
+    vision = config.vision_config
+    side = vision.image_size // vision.patch_size
+    return num_tiles_of(size, config.image_grid_pinpoints, vision.image_size) * side**2
 
 
 def projector_flops(config: Any, num_tokens: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from diffprune.backbones.anyres import num_tiles_of, unpadded
+from diffprune.backbones.anyres import unpadded
 from diffprune.measure.flops import (
     block_weights,
     decoder_weights,
@@ -24,6 +24,7 @@ from diffprune.measure.flops import (
     kv_bytes,
     layer_tokens,
     layer_weights,
+    num_encoded,
     prefill_flops,
     projector_flops,
     scorer_flops,
@@ -111,8 +112,8 @@ class Model:
         vision, pinpoints = self.config.vision_config, self.config.image_grid_pinpoints
         side = vision.image_size // vision.patch_size
         newlines = unpadded(size, pinpoints, vision.image_size, side).rows
-        tiles = num_tiles_of(size, pinpoints, vision.image_size)
-        return Counts(visual=placeholders - newlines, newlines=newlines, encoded=tiles * side**2)
+        visual = placeholders - newlines
+        return Counts(visual=visual, newlines=newlines, encoded=num_encoded(self.config, size, visual))
 
 
 @cache
