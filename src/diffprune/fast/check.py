@@ -9,7 +9,6 @@ writes what was found of both paths' answers as a results file.
 import argparse
 import copy
 import json
-import os
 import statistics
 import time
 import traceback
@@ -28,7 +27,7 @@ from diffprune.fast.path import FastPath
 from diffprune.measure.real_size import MODELS, build
 from diffprune.measure.timing import copy_bandwidth, median_ms, times_ms, wall_ms
 from diffprune.model import PrunedVLM
-from diffprune.results import write_results
+from diffprune.results import write_results, write_text
 
 SAME = ("agreement_", "exactness_", "qwen_agreement", "scenes_")  # parts that compare the two paths' answers
 QUESTION = "What is written on the sign beside the old red house by the sea, and who painted it so long ago? "
@@ -62,16 +61,12 @@ class Log:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
         if self.path is not None:
-            temporary = self.path.with_suffix(".part")
-            temporary.write_text(json.dumps(self.found, indent=1))
-            os.replace(temporary, self.path)
-        rows = [
-            {"name": part, **values}
-            for part, values in self.found.items()
-            if part.startswith(SAME) and isinstance(values, dict)
-        ]
-        if self.results is not None and rows:
-            write_results(self.results, name="fast_same", rows=rows, commit=self.commit)
+            write_text(self.path, json.dumps(self.found, indent=1))
+        if self.results is not None:
+            same = {part: values for part, values in self.found.items() if part.startswith(SAME)}
+            rows = [{"name": part, **values} for part, values in same.items() if isinstance(values, dict)]
+            if rows:
+                write_results(self.results, name="fast_same", rows=rows, commit=self.commit)
         return result
 
 

@@ -404,7 +404,7 @@ class FastPath:
         layers is compared by itself: a choice between random tokens may turn on a rounding.
         """
         plain, generator = plain_decoder(self.decoder), torch.Generator(self.device).manual_seed(0)
-        scale = self.vlm.base.get_input_embeddings().weight.float().std()
+        scale = self.vlm.base.get_input_embeddings().weight.std()
         bucket.embeds.normal_(generator=generator).mul_(scale)
         bucket.positions.copy_(torch.arange(bucket.length, device=self.device).expand_as(bucket.positions))
         bucket.last.fill_(bucket.length - 1)

@@ -71,8 +71,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
 def fast_float32(device: str) -> Iterator[None]:
     """Matrix products of float32 on a GPU's tensor cores, from ten bits of mantissa and so several times as fast.
 
-    That is smooth enough, which bfloat16 is not: rounding so on a CPU changed the variation along a line of DeiT-Tiny
-    by 1.0 % (DiffPrune, 0.1 % with the bridge) and 0.5 % (Gumbel-STE), seven bits changed the latter by 24 %.
+    That is smooth enough, which bfloat16 with its seven bits is not: its rounding is a roughness of its own.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if device.startswith("cuda") else before)

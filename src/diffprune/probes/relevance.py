@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.backbones.deit import DeiT
-from diffprune.methods.agilepruner import AgilePruner
 from diffprune.methods.base import LayerPruner, Pruner, build_method
 from diffprune.probes.bench import LEARNED, Bench, budget_counts
 from diffprune.probes.data import Photos, inside_box
@@ -112,12 +111,9 @@ def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) ->
         methods = {name: build_method(name, block=block).to(bench.device) for name in sorted(names)}
         if cut == 0:  # before the first block there is no attention
             methods = {name: method for name, method in methods.items() if not method.needs & DeiT.provides}
-        for method in methods.values():
-            if isinstance(
-                method, AgilePruner
-            ):  # its spectrum costs more than all else, and is the same at every budget
-                own: Any = method
-                own._growth = once_per_tokens(own._growth)
+        agile: Any = methods.get("agilepruner")
+        if agile is not None:  # its spectrum costs more than all else, and is the same at every budget
+            agile._growth = once_per_tokens(agile._growth)
         begun = time.perf_counter()
         inside = shares_inside(bench, photos, methods, cut)
         bench.say(f"{bench.backbone} untrained methods after block {cut}: {time.perf_counter() - begun:.0f} s")
