@@ -31,6 +31,7 @@ def test_a_caption_batch_is_what_prepare_would_give() -> None:
 
 
 def losses(method: str = "diffprune", *, steps: int = 3, **options: object) -> tuple[list[float], object]:
+    tiny_scenes.build()  # once for all tests, so that its own draws come before the seed
     torch.manual_seed(0)
     vlm = tiny_scenes.pruned(method, 8, **options)
     return train_on_captions(vlm, steps=steps, batch_size=2, budgets=(2, 8), lr=1e-3), vlm
