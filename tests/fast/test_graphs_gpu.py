@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from diffprune.fast import path as fast_path
 from diffprune.model import PrunedVLM
 from tests import tiny
+from tests.fast.faults import Miscompiler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,19 +52,36 @@ def on_gpu(family: str, method: str, **options: Any) -> PrunedVLM:
 @pytest.mark.parametrize("compile_layers", [True, False])
 def test_a_captured_model_answers_as_the_reference_path(family: str, method: str, compile_layers: bool) -> None:
     vlm = on_gpu(family, method, compile_layers=compile_layers)
+    assert vlm.fast.decoder.compiled == compile_layers, "what was compiled gave other values than the plain functions"
     batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], ["what?", "what does the sign say?"])
     run = vlm.fast.start(batch)
     captured = vlm.fast.captured(run)
     assert captured["encode"] and captured["prefill"] and captured["decode"]
     assert captured["splice"] == (family != "llava_next")  # how many newlines stay depends on the choice
     assert captured["prune"] == (method != "pyramiddrop")  # which has nothing to choose before the language model
+    assert_same_answers(vlm)
+
+
+def assert_same_answers(vlm: PrunedVLM) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "return_ids": True}
     for seed in range(3):
-        asked: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "return_ids": True}
         found = vlm.generate([tiny.picture(seed)], "what is it?", **asked)
         fast, vlm.fast = vlm.fast, None
         wanted = vlm.generate([tiny.picture(seed)], "what is it?", **asked)
         vlm.fast = fast
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("method", ["feature_norm", "pyramiddrop"])
+@pytest.mark.parametrize("wrong", ["over_prompt", "one_token", "one_block"])
+def test_what_the_compiler_gets_wrong_is_captured_without_it(
+    method: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_path, "Compiler", Miscompiler)
+    monkeypatch.setattr(Miscompiler, "wrong", wrong)
+    vlm = on_gpu("llava", method)
+    assert vlm.fast.decoder.compiled == (wrong == "one_block")  # which is the tower's
+    assert_same_answers(vlm)
 
 
 def test_a_graph_gives_the_same_twice_and_follows_its_inputs() -> None:

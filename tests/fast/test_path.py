@@ -1,7 +1,6 @@
 """The fast path against the reference path: the same logits, the same answers, and what does not fit says so once."""
 
 import logging
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens
 from tests import tiny
 from tests.contracts.vlm import EveryOther, pruned
+from tests.fast.faults import Miscompiler
 from tests.tiny import llava_next
 
 SIZES = {
@@ -89,28 +89,6 @@ def test_a_language_model_that_is_not_what_its_parts_say_is_refused_however_smal
     monkeypatch.setattr(fast_path, "read_decoder", misread)
     with pytest.raises(ValueError, match="the fast path gives other logits than the language model"):
         compiled(family, "feature_norm", keep=1, **options)
-
-
-class Miscompiler:
-    """Stands for a compiler that gets one function of the fast path wrong."""
-
-    wrong = ""
-    enabled = True
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __call__(self, function: Any) -> Any:
-        if function.__name__ != self.wrong:
-            return lambda *arguments: function(*arguments)  # another object, as a compiler's is
-
-        def mistaken(*arguments: Any) -> Any:
-            result = function(*arguments)
-            return 1.5 * result if isinstance(result, torch.Tensor) else tuple(1.5 * part for part in result)
-
-        return mistaken
-
-    def patient(self) -> Any:
-        return nullcontext()
 
 
 @pytest.mark.parametrize("method", ["feature_norm", "pyramiddrop"])

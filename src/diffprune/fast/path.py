@@ -200,7 +200,6 @@ class FastPath:
         self.store.reserve(
             max(self.store.numel(batch, num_columns(length, self.max_new_tokens)) for batch, length, _ in shapes)
         )
-        self.pool = torch.cuda.graph_pool_handle() if self.capture else None
         self._verify()
         mistake = ""
         try:
@@ -223,7 +222,11 @@ class FastPath:
             torch.cuda.empty_cache()  # what only the comparisons took
 
     def _make_buckets(self, shapes: Sequence[tuple[int, int, Cuts | None]]) -> list[Bucket]:
-        """Every bucket warmed up, captured and compared; `Miscompiled` where one gives other logits."""
+        """Every bucket warmed up, captured and compared; `Miscompiled` where one gives other logits.
+
+        The memory pool of the graphs is made here: when all graphs of a pool are gone, nothing can be captured into it.
+        """
+        self.pool = torch.cuda.graph_pool_handle() if self.capture else None
         buckets = []
         for batch, length, cuts in shapes:
             bucket = Bucket.build(
@@ -398,16 +401,30 @@ class FastPath:
                 )
 
     def _verify_bucket(self, bucket: Bucket) -> None:
-        """Refuse compiled layers that give other values than the same functions as they are.
-
-        Random embeddings fill the bucket to its last column. Where a method drops tokens between layers, each run of
-        layers is compared by itself: a choice between random tokens may turn on a rounding.
-        """
-        plain, generator = plain_decoder(self.decoder), torch.Generator(self.device).manual_seed(0)
+        """Refuse compiled layers that give other values than the same functions as they are."""
+        generator = torch.Generator(self.device).manual_seed(0)
         scale = self.vlm.base.get_input_embeddings().weight.std()
-        bucket.embeds.normal_(generator=generator).mul_(scale)
-        bucket.positions.copy_(torch.arange(bucket.length, device=self.device).expand_as(bucket.positions))
-        bucket.last.fill_(bucket.length - 1)
+        try:  # random embeddings fill the bucket to its last column
+            bucket.embeds.normal_(generator=generator).mul_(scale)
+            bucket.positions.copy_(torch.arange(bucket.length, device=self.device).expand_as(bucket.positions))
+            bucket.last.fill_(bucket.length - 1)
+            agree = self._same_values(bucket)
+        finally:
+            for tensor in (bucket.embeds, bucket.positions, bucket.last):
+                tensor.zero_()
+        if not agree:
+            raise Miscompiled(
+                f"torch.compile gives other logits for {bucket.batch} x {bucket.length} columns in "
+                f"{str(self.dtype).removeprefix('torch.')} than the same layers without it"
+            )
+
+    def _same_values(self, bucket: Bucket) -> bool:
+        """Whether compiled and plain layers agree on what lies in the bucket.
+
+        Where a method drops tokens between layers, each run of layers is compared by itself: a choice between random
+        tokens may turn on a rounding.
+        """
+        plain = plain_decoder(self.decoder)
         agree = True
         if bucket.cuts is None:
             agree = self._same_logits(bucket, bucket.prefill, bucket.make_prefill(plain))
@@ -426,13 +443,7 @@ class FastPath:
             bucket.prefill()
         if self.max_new_tokens > 1:
             agree = agree and self._same_logits(bucket, bucket.decode, bucket.make_decode(plain))
-        for tensor in (bucket.embeds, bucket.positions, bucket.last):
-            tensor.zero_()
-        if not agree:
-            raise Miscompiled(
-                f"torch.compile gives other logits for {bucket.batch} x {bucket.length} columns in "
-                f"{str(self.dtype).removeprefix('torch.')} than the same layers without it"
-            )
+        return agree
 
     def _same_logits(self, bucket: Bucket, compiled: Stage, plain: Callable[[], None]) -> bool:
         """Whether a stage and the plain function give the same logits from the same state."""
