@@ -69,7 +69,13 @@ def test_selection_without_a_number_is_a_dash_with_its_reason():
     launched, replayed = render_tables(rows).split("Replayed as a CUDA graph:")
     assert "| prunesid | 3 | - (1) |" in launched and "(1) no time was left." in launched
     assert "Not in the table: 64 of 576, batch 32 (no time was left)." in launched
-    assert "| prunesid" not in replayed and "Not in the table: prunesid (no CUDA graph can be made of it)." in replayed
+    assert "| prunesid" not in replayed and "Not in the table: prunesid (no CUDA graph: it waits" in replayed
+
+
+def test_a_selection_in_parts_says_how_many_images_there_were_at_a_time():
+    row = {"method": "holov", "num_visual": 576, "num_kept": 64, "calls": 1, "pruner_ms": 9.0}
+    page = render_tables([row | {"batch": 1}, row | {"batch": 32, "at_once": 8}])
+    assert page.endswith("So many images at a time, for want of memory: holov at 64 of 576 (8).\n")
 
 
 def test_many_columns_leave_out_what_is_the_same_and_stand_on_their_side():

@@ -56,13 +56,37 @@ def run_with(call, monkeypatch):
     return selection.Run(size, "cpu", 60.0, lambda rows: None).run()
 
 
-def test_a_call_that_takes_too_long_is_made_twice_and_no_more(monkeypatch):
+def test_a_call_that_takes_long_is_made_once(monkeypatch):
     calls = []
     monkeypatch.setattr(selection, "time_ms", lambda call, device: calls.append(call) or 7_100.0)
-    single, batch = run_with(lambda: calls.append(None), monkeypatch)
-    assert single["skipped"] == "one call takes 7.1 s" and single["calls"] == 0
-    assert batch["skipped"] == "for one image: one call takes 7.1 s"
+    single, batch = run_with(lambda: None, monkeypatch)
+    assert (single["pruner_ms"], single["calls"]) == (batch["pruner_ms"], batch["calls"]) == (7_100.0, 1)
     assert len(calls) == 2
+
+
+def test_a_batch_that_would_take_minutes_is_not_tried(monkeypatch):
+    monkeypatch.setattr(selection, "time_ms", lambda call, device: 71_000.0)
+    single, batch = run_with(lambda: None, monkeypatch)
+    assert single["pruner_ms"] == 71_000.0
+    assert batch["skipped"] == "one image alone takes 71.0 s" and "pruner_ms" not in batch
+
+
+def test_what_does_not_fit_at_once_is_measured_in_parts_that_do(monkeypatch):
+    class Hungry(METHODS.get("feature_norm")):
+        def select(self, tokens, k):
+            if len(tokens) > 2:
+                raise torch.OutOfMemoryError("large")
+            return super().select(tokens, k)
+
+    monkeypatch.setattr(selection, "make_methods", lambda *_: [Hungry()])
+    shapes = (selection.Shape(1, (2, 3), 2), selection.Shape(5, (2, 3), 2))
+    size = selection.Size(shapes, TINY.block, TINY.language_width)
+    single, batch = selection.Run(size, "cpu", 60.0, lambda rows: None).run()
+    assert "at_once" not in single and batch["at_once"] == 2 and batch["pruner_ms"] > 0
+    tokens = selection.make_tokens(shapes[1], size, "cpu", torch.float32)
+    parts = selection.selection_of(METHODS.get("feature_norm")(), selection.split_images(tokens, 2), 2)()
+    assert [len(part) for part in parts] == [2, 2, 1]
+    assert torch.equal(torch.cat(parts), METHODS.get("feature_norm")().select(tokens, 2))
 
 
 def test_what_does_not_fit_is_a_row_that_says_so(monkeypatch):

@@ -240,11 +240,17 @@ def _selection_tables(rows: Sequence[Row]) -> list[str]:
             shape = f"{row['num_kept']:,} of {row['num_visual']:,}, batch {row['batch']}"
             cell = Absent(row["skipped"]) if "skipped" in row else row.get(key)
             if cell is None and key == "graph_ms":
-                cell = Absent("no CUDA graph can be made of it")
+                cell = Absent("no CUDA graph: it waits for the device, has no room for a copy, or takes over 0.2 s")
             methods.setdefault(row["method"], {"method": row["method"]})[shape] = cell
             shapes[shape] = None
         if any(row.get(key) is not None for row in rows):
             parts += [title, *_noted_table(list(methods.values()), ["method", *shapes], ["method"])]
+    if in_parts := [
+        f"{row['method']} at {row['num_kept']:,} of {row['num_visual']:,} ({row['at_once']})"
+        for row in rows
+        if "at_once" in row
+    ]:
+        parts.append(f"So many images at a time, for want of memory: {', '.join(in_parts)}.\n")
     return parts
 
 

@@ -8,7 +8,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,14 @@ from diffprune.types import Grid, VisualTokens
 NOTES = (
     "Selection alone, from encoder features to kept indices, in ms: the median of `calls` calls after a warm-up, "
     "launched from Python (pruner_ms) and replayed as a CUDA graph (graph_ms; empty where the method waits for the "
-    "device on its way). launches counts GPU kernels and copies of one call. diffprune is the scorer of two blocks."
+    "device on its way, or takes over 0.2 s). at_once: images that fit into the memory at a time, where fewer than the "
+    "batch; the time is all of them's. launches counts GPU kernels and copies of one call. diffprune is the scorer of "
+    "two blocks."
 )
 CALLS = 30
 SECONDS = 1.0  # for the calls of one method at one shape
-LONGEST_MS = 1_000.0  # a call that takes longer is not measured
+LONGEST_MS = 1_000.0  # a call that takes longer is made once
+PATIENCE_MS = 60_000.0  # a call that would take longer, as far as its single image tells, is not made
 LONGEST_REPLAY_MS = 200.0  # nor captured, which takes three calls
 LAUNCH_SECONDS = 10.0  # beyond the rest, to count launches
 TEXT_TOKENS = 32
@@ -142,25 +145,32 @@ def make_methods(block: BlockSpec, device: str, dtype: torch.dtype) -> Iterator[
         yield method.to(device, dtype if isinstance(method, TrainablePruner) else torch.float32)
 
 
-def selection_of(method: Pruner, tokens: VisualTokens, num_kept: int) -> Callable[[], object]:
-    """One choice, ready to be called; a merging method makes its tokens."""
+def selection_of(method: Pruner, parts: Sequence[VisualTokens], num_kept: int) -> Callable[[], object]:
+    """One choice for each part of the images, ready to be called; a merging method makes its tokens."""
     run = method.reduce if isinstance(method, MergingPruner) else method.select
 
     @torch.inference_mode()
     def call() -> object:
-        return run(tokens, num_kept)
+        return [run(tokens, num_kept) for tokens in parts]
 
     return call
 
 
+def split_images(tokens: VisualTokens, at_once: int) -> list[VisualTokens]:
+    """The same images, so many at a time."""
+    count = len(tokens)
+    if at_once >= count:
+        return [tokens]
+    return [tokens.take(range(first, min(first + at_once, count))) for first in range(0, count, at_once)]
+
+
 def measure(call: Callable[[], object], device: str, seconds: float) -> dict[str, Any]:
-    """The median time of a call and how many were made, in about so many seconds, or why there is none."""
+    """The median time of a call and how many were made, in about so many seconds."""
     stop = time.monotonic() + seconds
-    call()  # loads kernels and fills caches
-    first = time_ms(call, device)
+    first = time_ms(call, device)  # loads kernels and fills caches, which is little beside a long call
     if first > LONGEST_MS:
-        return {"calls": 0, "skipped": f"one call takes {first / 1e3:.1f} s"}
-    times = [first]
+        return {"pruner_ms": first, "calls": 1}
+    times = [time_ms(call, device)]
     while len(times) < CALLS and time.monotonic() < stop:
         times.append(time_ms(call, device))
     return {"pruner_ms": statistics.median(times), "calls": len(times)}
@@ -227,20 +237,27 @@ class Run:
             return row | {"skipped": "no time was left"}
         if (reason := self.too_long(method.name, shape)) is not None:
             return row | {"skipped": reason}
-        call = selection_of(method, tokens, shape.num_kept)
-        try:
-            row |= measure(call, self.device, seconds=SECONDS)
-        except torch.OutOfMemoryError:
-            row["skipped"] = "the GPU's memory is too small"
-        except RuntimeError as error:  # one method's limits are no reason to lose the others
-            row["skipped"] = str(error).partition("\n")[0][:120]
-        if self.captures and "pruner_ms" in row:
-            row["graph_ms"] = self.captured(call, row)
-        self.free()
-        return row
+        at_once = shape.batch
+        while at_once:
+            call = selection_of(method, split_images(tokens, at_once), shape.num_kept)
+            try:
+                row |= measure(call, self.device, seconds=SECONDS)
+            except torch.OutOfMemoryError:
+                at_once //= 2
+                self.free()
+                continue
+            except RuntimeError as error:  # one method's limits are no reason to lose the others
+                return row | {"skipped": str(error).partition("\n")[0][:120]}
+            if at_once < shape.batch:
+                row["at_once"] = at_once
+            if self.captures:
+                row["graph_ms"] = self.captured(call, row)
+            self.free()
+            return row
+        return row | {"skipped": "the GPU's memory is too small"}
 
     def too_long(self, name: str, shape: Shape) -> str | None:
-        """Why a batch need not be tried: its single image was too slow, too large, or not measured at all."""
+        """Why a batch need not be tried: its single image was far too slow, too large, or not measured at all."""
         single = next(
             (
                 row
@@ -253,7 +270,7 @@ class Run:
             return None
         if "skipped" in single:
             return f"for one image: {single['skipped']}"
-        if single["pruner_ms"] * shape.batch / 4 > LONGEST_MS:  # a batch is some times as quick as its images
+        if single["pruner_ms"] * shape.batch > PATIENCE_MS * 4:  # a batch is some times as quick as its images
             return f"one image alone takes {single['pruner_ms'] / 1e3:.1f} s"
         return None
 
@@ -282,7 +299,7 @@ class Run:
             if time.monotonic() > self.deadline + LAUNCH_SECONDS or "pruner_ms" not in row:
                 continue
             try:
-                row["launches"] = count_launches(selection_of(method, tokens, shape.num_kept))
+                row["launches"] = count_launches(selection_of(method, [tokens], shape.num_kept))
             except RuntimeError as error:
                 Console(stderr=True).print(f"launches are not counted: {error}")
                 return
