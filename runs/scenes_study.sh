@@ -12,7 +12,8 @@
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
-# SCORERS (of our own, and Gumbel-STE), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS
+# SCORERS (of our own, and Gumbel-STE; diffprune-scale-paper and -global-paper are the ablations by the paper's recipe),
+# THROTTLED (empty: no throttled answers), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS
 # (with KNOB_SEEDS and KNOB_KEEP), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same
 # time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
@@ -43,7 +44,7 @@ else
 fi
 : "${LEARNED:=visionselector dynamic_llava oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked glimpse_prune}" "${PRECISION:=float32}"
 : "${SCORERS:=diffprune dedicated gumbel_ste diffprune-paper diffprune-scale diffprune-global}"
-: "${DEDICATED_KEEP:=$KEEP}" "${KNOB_KEEP:=$KEEP}"
+: "${DEDICATED_KEEP:=$KEEP}" "${KNOB_KEEP:=$KEEP}" "${THROTTLED=1}"
 # Overrides of our own scorers: what the validation split chose (docs/log.md).
 : "${OURS:=recipe=bridge method.standardise=true}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
@@ -97,6 +98,7 @@ main_trainings() {
                 done
                 ;;
             diffprune-paper) train "$name" "$seed" "budget.range=$RANGE" recipe=paper ;;
+            diffprune-*-paper) train "$name" "$seed" "budget.range=$RANGE" "method.name=${name%-paper}" recipe=paper ;;
             diffprune-*) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" $OURS ;;
             *) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" ;;
             esac
@@ -155,10 +157,11 @@ main_evaluations() {
     for seed in $SEEDS; do
         for name in diffprune diffprune-paper; do
             # shellcheck disable=SC2046
-            evaluate "$name@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours "$name")" --throttled
+            evaluate "$name@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours "$name")" ${THROTTLED:+--throttled}
         done
         # shellcheck disable=SC2046
-        evaluate "others@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours gumbel_ste diffprune-scale diffprune-global)"
+        evaluate "others@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours gumbel_ste diffprune-scale diffprune-global \
+            diffprune-scale-paper diffprune-global-paper)"
     done
     for keep in ${DEDICATED_KEEP//,/ }; do
         found+=("$(trained "diffprune-dedicated@$keep" "diffprune-k$keep")")
@@ -244,9 +247,9 @@ join() { # name, options; files of evaluations that are not there are passed ove
 tables() {
     join scenes_main 'diffprune@*' 'diffprune-paper@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune \
         --methods 'diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*' \
-        --without diffprune-scale,diffprune-global
+        --without diffprune-scale,diffprune-global,diffprune-scale-paper,diffprune-global-paper
     join scenes_methods 'diffprune@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune --methods 'random,*' \
-        --without diffprune-throttled,diffprune-scale,diffprune-global
+        --without diffprune-throttled,diffprune-scale,diffprune-global,diffprune-scale-paper,diffprune-global-paper
     join scenes_random 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
     join scenes_ablation 'diffprune@*' 'others@*' -- --versus diffprune \
         --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
