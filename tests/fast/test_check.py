@@ -20,11 +20,14 @@ def test_every_part_of_the_check_runs_on_a_cpu(tmp_path: Path, monkeypatch: pyte
     check.main()
     found = json.loads(out.read_text())
     assert not [part for part, value in found.items() if str(value).startswith("failed")]
-    for part in ("agreement_pruned", "agreement_full"):
-        assert found[part]["same_tokens"] == 1.0 and found[part]["logits_rms"] < 1e-5
+    for of in ("pruned", "full"):
+        assert found[f"agreement_{of}"]["same_tokens"] == 1.0 and found[f"agreement_{of}"]["logits_rms"] < 1e-5
+        assert found[f"exactness_{of}"].keys() == {"fast_rms", "reference_rms"}
+        assert max(found[f"exactness_{of}"].values()) < 1e-5  # the model is in float32 itself here
     written = read_results(results)
     assert written.commit == "abc1234"
-    assert [row["name"] for row in written.rows] == ["agreement_pruned", "exactness_pruned", "agreement_full"]
+    parts = ["agreement_pruned", "exactness_pruned", "agreement_full", "exactness_full"]
+    assert [row["name"] for row in written.rows] == parts
 
 
 def test_a_part_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:

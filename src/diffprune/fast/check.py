@@ -19,15 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from PIL import Image
+from torch import Tensor
 
 from diffprune.backbones.base import Batch
 from diffprune.fast.graphs import capturing
 from diffprune.fast.path import FastPath
 from diffprune.measure.real_size import MODELS, build
 from diffprune.measure.timing import copy_bandwidth, median_ms, times_ms, wall_ms
+from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results, write_text
+from diffprune.types import VisualTokens
 
 SAME = ("agreement_", "exactness_", "qwen_agreement", "scenes_")  # parts that compare the two paths' answers
 QUESTION = "What is written on the sign beside the old red house by the sea, and who painted it so long ago? "
@@ -150,17 +154,33 @@ def agreement(vlm: PrunedVLM, fast: FastPath, batch: Batch, new_tokens: int) -> 
     return found
 
 
+class Given(Pruner):
+    """Keeps the tokens it was made with, whatever their features are."""
+
+    name = "given"
+    card = Card(idea="keeps what it is told to keep")
+
+    def __init__(self, kept: Int[Tensor, "B K"]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
+        del tokens, k
+        return self.kept
+
+
 @torch.inference_mode()
 def against_exact(vlm: PrunedVLM, fast: FastPath, batch: Batch) -> dict[str, float]:
-    """How far both paths' first logits are from those of the same weights in float32, on the same kept tokens."""
-    reference, lm = vlm.logits(batch)
+    """How far both paths' first logits are from those of the same weights in float32, on the same kept tokens.
+
+    The whole model is in float32, tower included: both paths' towers round, each in its own way.
+    """
+    reference, _ = vlm.logits(batch)
     run = fast.start(batch)
-    exact = copy.deepcopy(vlm.base.model.language_model).float()
-    head = vlm.base.lm_head.weight.float()
-    hidden = exact(
-        inputs_embeds=lm.inputs_embeds.float(), attention_mask=lm.attention_mask, position_ids=lm.position_ids
-    ).last_hidden_state[:, -1]
-    wanted = F.linear(hidden, head)
+    kept = run.kept
+    chosen: str | Pruner = "full" if kept is None else Given(kept)
+    exact = PrunedVLM(copy.deepcopy(vlm.base).float(), vlm.processor, method=chosen, keep=vlm.budget.keep)
+    wanted = exact.logits(batch)[0][:, -1]
     return {
         name: float((logits.float() - wanted).square().mean().sqrt() / wanted.std())
         for name, logits in (("fast_rms", run.logits), ("reference_rms", reference[:, -1]))
@@ -376,6 +396,7 @@ def check_llava(log: Log, *, tiny: bool, device: str) -> None:
     if whole is not None:
         log.part(f"full_{texts[0]}", lambda: stages(whole, short_prompt, device, repeats))
         log.part("agreement_full", lambda: agreement(full, whole, short_prompt, 16))
+        log.part("exactness_full", lambda: against_exact(full, whole, short_prompt))
         if device != "cpu":
             log.part("kernels_prefill_full", lambda: kernels(whole.start(short_prompt).bucket.prefill))
     del whole
