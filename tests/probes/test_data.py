@@ -53,6 +53,12 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
         ({"image": [{"bytes": b"no picture", "path": "x"}]}, "cannot be read"),
         ({"image": ["a path alone"]}, "no bytes"),
         ({"box": [[1, 2, 3]]}, "must hold x0, y0, x1, y1"),
+        ({"box": [[9, 2, 3, 8]]}, "x0 <= x1 and y0 <= y1"),
+        ({"box": [[1.0, 2.0, float("nan"), 8.0]]}, "must hold x0, y0, x1, y1"),
+        ({"box": [[1, None, 3, 8]]}, "must hold x0, y0, x1, y1"),
+        ({"label": [None]}, "label is None"),
+        ({"label": ["n01"]}, "label is 'n01'"),
+        ({"label": [-1]}, "label is -1"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, columns: dict[str, object], words: str) -> None:

@@ -1,6 +1,7 @@
 """Every probe at its tiny size, with what must hold there."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -261,14 +262,14 @@ def test_what_is_the_same_at_every_budget_is_asked_once_per_tokens() -> None:
 
 
 def test_agilepruner_keeps_the_same_tokens_when_its_spectrum_is_shared(bench: Bench) -> None:
-    photos = relevance.small_boxes(bench.photos)
+    photos = relevance.small_boxes(bench.photos, 8)
     plain = relevance.shares_inside(bench, photos, {"agilepruner": build_method("agilepruner")}, 3)
     shared = relevance._untrained(bench, photos, 3, relevance.untrained_methods() - relevance.BLIND)
     assert all(torch.equal(values, shared[key]) for key, values in plain.items())
 
 
 def test_only_pictures_with_a_small_box_count(bench: Bench) -> None:
-    photos = relevance.small_boxes(bench.photos)
+    photos = relevance.small_boxes(bench.photos, 8)
     assert 2 <= len(photos) <= len(bench.photos) and float(photos.box_shares.max()) < 0.4
     assert len(photos.seeds) == len(photos)
     large = bench.photos.__class__(
@@ -277,12 +278,15 @@ def test_only_pictures_with_a_small_box_count(bench: Bench) -> None:
         boxes=torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 3),
         seeds=(1, 2, 3),
     )
+    between = replace(large, boxes=torch.tensor([[0.1, 0.1, 0.15, 0.15]] * 3))  # the centres of no two cells
     with pytest.raises(ValueError, match="0 of 3 pictures"):
-        relevance.small_boxes(large)
+        relevance.small_boxes(between, 8)
+    with pytest.raises(ValueError, match="0 of 3 pictures"):
+        relevance.small_boxes(large, 8)
 
 
 def test_an_oracle_of_the_box_has_the_largest_lift_there_is(bench: Bench) -> None:
-    photos = relevance.small_boxes(bench.photos)
+    photos = relevance.small_boxes(bench.photos, 8)
     inside = inside_box(photos.boxes, 8).double()
     found = relevance.compare(torch.full((len(photos),), 100.0, dtype=torch.float64), 100 * inside.mean(-1), None)
     assert found["lift"] == pytest.approx(1 / float(inside.mean()), rel=1e-6) and found["lift_error"] > 0

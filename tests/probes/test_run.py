@@ -9,7 +9,7 @@ import torch
 from diffprune.backbones.deit import DeiT
 from diffprune.cli import main as cli
 from diffprune.probes import run
-from diffprune.probes.bench import SIZES, Bench
+from diffprune.probes.bench import LEARNED, SIZES, Bench
 from diffprune.probes.deit import CompiledDeiT, _compiled_block, load_deit, save_deit
 from diffprune.probes.store import Cell, Store, interval, mean_and_spread
 from diffprune.results import read_results
@@ -87,6 +87,34 @@ def test_pictures_to_measure_on_may_lie_elsewhere_than_those_to_train_on(tmp_pat
         _ = Bench(backbone="deit-tiny", settings=settings, data=str(tmp_path / "holdout")).train_photos
     with pytest.raises(ValueError, match="pictures to measure on"):
         _ = Bench(backbone="deit-tiny", settings=settings, data=str(tmp_path / "own")).photos
+    named = {"data": str(tmp_path / "own"), "train_data": str(tmp_path / "holdout")}
+    assert len(Bench(backbone="deit-tiny", settings=settings, **named).photos) == 40  # whatever their names are
+
+
+def test_scorers_of_one_run_serve_pictures_of_another(bench: Bench, tmp_path: Path, probe) -> None:
+    save_deit(bench.classifier, tmp_path / "deit")
+    first = Bench(backbone="deit-tiny", settings=bench.settings, save_weights=str(tmp_path / "deit"))
+    first._kept |= {key: value for key, value in bench._kept.items() if not key.startswith("trained ")}
+    for name in LEARNED:
+        first.trained(name, 42)
+    write_photos(tmp_path / "holdout/x.parquet", 12, seed=9)
+    asked = ("--data", tmp_path / "holdout", "--weights", tmp_path / "deit", "--out", tmp_path, "--seeds", 42)
+    for name in ("relevance", "alignment"):
+        code, _, err = probe(name, *asked)
+        assert code == 0 and "throttled loss" not in err, err  # nothing is trained: there is nothing to train on
+    assert {row["method"] for row in read_results(tmp_path / "relevance.json").rows} >= {*LEARNED, "centre"}
+
+
+def test_pictures_of_classes_that_the_classifier_does_not_know_are_refused(bench: Bench, tmp_path: Path, probe) -> None:
+    save_deit(bench.classifier, tmp_path / "deit")
+    write_photos(tmp_path / "x.parquet", 3, label=[0, 99, 1])
+    code, _, err = probe("alignment", "--data", tmp_path, "--weights", tmp_path / "deit", "--out", tmp_path / "out")
+    assert code == 1 and "a class 99 and the classifier knows 4" in err
+
+
+def test_a_cut_beyond_the_last_block_is_refused(probe, tmp_path: Path) -> None:
+    code, _, err = probe("alignment", "--out", tmp_path, "--cut", 50)
+    assert code == 1 and "--cut 50 is beyond the 3 blocks of deit-tiny" in err
 
 
 def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def test_without_weights_a_trial_makes_a_model_and_the_real_thing_asks_for_one(p
         (["--backbone", "deit-tiny"], "scenes-qwen-s, scenes-qwen-m, scenes-qwen-l"),
         (["--methods", "magic"], "magic"),
         (["--methods", ","], "no method was named"),
-        (["--seeds", ","], "names no seed"),
+        (["--seeds", ","], "at least one seed"),
+        (["--seeds", "1,2,3", "--steps", "2"], "3 seeds for 2 steps"),
         (["--size", "huge"], "size 'huge'"),
     ],
 )

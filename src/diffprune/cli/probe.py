@@ -130,11 +130,7 @@ def command(
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
     settings = SIZES[size].changed(steps=steps, batch=batch, cut=cut, noise=noise, hide=hide, bridge=bridge)
     drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
-    if not 0 < len(drawn) <= settings.steps:
-        raise ValueError(
-            f"{len(drawn)} seeds for {settings.steps} steps of training; give at least one seed and --steps "
-            f"{max(1, len(drawn))} or more"
-        )
+    require_steps(len(drawn), settings.steps)
     drawn = drawn[:1] if size == "tiny" else drawn
     if minutes is not None and not (minutes > 0 and 0 < train_share < 1):
         raise ValueError(f"--minutes {minutes} and --train-share {train_share}: give time above 0 and a share below 1")
@@ -172,9 +168,19 @@ def command(
         for probe, rows in found.items():
             plain = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "by_seed"]
             print_table(rows, plain)
-            print(f"{len(rows)} rows in {out / probe}.json, drawn in {(figures or out) / probe}.png")
+            if rows:
+                print(f"{len(rows)} rows in {out / probe}.json, drawn in {(figures or out) / probe}.png")
     if not is_complete:
         raise ValueError(f"the {minutes:g} minutes are over and some seeds are not done; run the same command again")
+
+
+def require_steps(num_seeds: int, steps: int) -> None:
+    """Refuse no seeds, and more of them than a training has steps."""
+    if not 0 < num_seeds <= steps:
+        raise ValueError(
+            f"{num_seeds} seeds for {steps} steps of training; give at least one seed and --steps "
+            f"{max(1, num_seeds)} or more"
+        )
 
 
 def _scaling(
@@ -214,9 +220,9 @@ def _scaling(
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
     chosen = scaling.check_methods(methods.split(",") if methods else (scaling.LEARNED, *scaling.UNTRAINED))
     drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
-    if not drawn:
-        raise ValueError(f"--seeds {seeds!r} names no seed; give at least one")
+    drawn = drawn[:1] if tiny and not seeds else drawn
     settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)
+    require_steps(len(drawn), settings.steps)
     require_writable(out)
     folder = work or out / scaling.NAME
     if fresh:

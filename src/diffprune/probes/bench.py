@@ -217,7 +217,9 @@ class Bench:
     def _read_held_out(self) -> Photos:
         if self.data is None:
             return self._draw(64, seed=1)
-        _, files = find_files(self.data)
+        train, files = find_files(self.data)
+        if self.train_data is not None:  # then everything here is to be measured on, whatever its name
+            files = sorted([*train, *files])
         if not files:
             raise ValueError(f"every file of {self.data} is called train...; pictures to measure on need another name")
         return read_photos(files, side=self.settings.shape.side, device=self.device)
@@ -236,8 +238,19 @@ class Bench:
         return self.once("classifier", self._get_classifier)
 
     def _get_classifier(self) -> Classifier:
-        if self.weights is not None:
-            return self._load_classifier(self.weights)
+        classifier = self._train_classifier() if self.weights is None else self._load_classifier(self.weights)
+        num_classes, largest = classifier.config.num_labels, int(self.photos.labels.max())
+        if largest >= num_classes:
+            raise ValueError(
+                f"the pictures of {self.data} have a class {largest} and the classifier knows {num_classes}, from 0 "
+                "on; give pictures of the classes it was trained for"
+            )
+        depth = classifier.config.num_hidden_layers
+        if self.settings.cut > depth:
+            raise ValueError(f"--cut {self.settings.cut} is beyond the {depth} blocks of {self.backbone}")
+        return classifier
+
+    def _train_classifier(self) -> Classifier:
         settings = self.settings
         classifier = train_deit(
             self.backbone,
@@ -261,16 +274,19 @@ class Bench:
             raise ValueError(f"the classifier in {weights} was trained with --hide {hidden:g}; give that here too")
         return classifier
 
-    def remembered(self, name: str, make: Callable[[], Any] | None = None) -> Any:
+    def remembered(self, name: str, make: Callable[[], Any] | None = None, *, of: str | None = None) -> Any:
         """What an earlier process made under this name with the same classifier and settings; else what `make` gives.
 
         It lies beside a classifier that was trained here, so that a run that was cut short does not do it again. None
         where nothing is there and nothing is to be made.
+
+        Args:
+            of: What it hangs on; the settings and the held-out pictures where left out.
         """
         folder = Path(self.save_weights or self.weights or "")
         if not (folder / RECORD).is_file():
             return None if make is None else make()
-        origin = f"{self.backbone} {self.classifier.training} {self.recipe} {name}"
+        origin = f"{self.backbone} {self.classifier.training} {self.recipe if of is None else of} {name}"
         path = folder / "probes" / f"{hashlib.blake2b(origin.encode(), digest_size=10).hexdigest()}.pt"
         if path.is_file():
             return torch.load(path, map_location=self.device, weights_only=True)
@@ -293,10 +309,11 @@ class Bench:
 
     @torch.no_grad()
     def encoded(
-        self, photos: Photos, cut: int | None = None, needs: frozenset[str] = frozenset(), chunk: int = 500
+        self, photos: Photos, cut: int | None = None, needs: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Int[Tensor, " B"], Encoded]]:
         """Rows and tokens of all pictures, some at a time, in order."""
         deit = self.cut_open(cut)
+        chunk = 8 * self.settings.batch  # nothing is kept for a backward pass here
         for rows in torch.arange(len(photos), device=photos.labels.device).split(chunk):
             seeds = tuple(photos.seeds[row] for row in rows.tolist())
             with self.autocast():
@@ -306,7 +323,14 @@ class Bench:
     # --- scorers ------------------------------------------------------------------------------------------------------
 
     def start(self, name: str, seed: int) -> TrainablePruner:
-        """A learned method at its start; the scorers of all methods of one seed are equal.
+        """A learned method at its start; the scorers of all methods of one seed are equal."""
+        method, photos = self._build(name, seed), self.train_photos
+        some = replace(photos, pixels=photos.pixels[:1024], labels=photos.labels[:1024], boxes=photos.boxes[:1024])
+        method.calibrate(encoded.tokens for _, encoded in self.encoded(some))  # type: ignore[operator]
+        return method
+
+    def _build(self, name: str, seed: int) -> TrainablePruner:
+        """The same before its throttler has seen pictures.
 
         The head starts at random, not at zero: at zero all logits are equal, only the head would have a gradient, and
         there would be no landscape to walk through.
@@ -324,11 +348,7 @@ class Bench:
             head = method.scorer.head  # type: ignore[union-attr]
             assert isinstance(head, nn.Linear)
             head.reset_parameters()
-        method = method.to(self.device)
-        photos = self.train_photos
-        some = replace(photos, pixels=photos.pixels[:1024], labels=photos.labels[:1024], boxes=photos.boxes[:1024])
-        method.calibrate(encoded.tokens for _, encoded in self.encoded(some))  # type: ignore[operator]
-        return method
+        return method.to(self.device)
 
     def recipe_of(self, name: str) -> tuple[dict[str, Any], float]:
         """Options of a learned method, and the weight below which its training takes tokens out."""
@@ -343,16 +363,16 @@ class Bench:
         if key not in self._kept or self._kept[key][0] != seed:
             method, snapshots = self._train(name, seed)
             self._kept[key] = (seed, method, snapshots)
-            self.remembered(f"scorer {name} {seed}", lambda: snapshots[-1].state)
+            self.remembered(f"scorer {name} {seed}", lambda: snapshots[-1].state, of=self.settings.recipe)
         return self._kept[key][1:]
 
     def scorer(self, name: str, seed: int) -> TrainablePruner:
         """A trained method alone, which an earlier process may have trained."""
         is_here = self._kept.get(f"trained {name}", (None,))[0] == seed
-        state = None if is_here else self.remembered(f"scorer {name} {seed}")
+        state = None if is_here else self.remembered(f"scorer {name} {seed}", of=self.settings.recipe)
         if state is None:
             return self.trained(name, seed)[0]
-        method = self.start(name, seed)
+        method = self._build(name, seed)
         method.load_state_dict(state)
         return method.eval()
 

@@ -100,7 +100,7 @@ def read_photos(files: Sequence[Path], *, side: int = SIDE, device: str | torch.
             decoded = list(pool.map(_decode, rows["image"], rows["box"], places, [side] * len(places)))
         pixels += [picture for picture, _ in decoded]
         boxes += [box for _, box in decoded]
-        labels += rows["label"]
+        labels += [_class_number(label, place) for label, place in zip(rows["label"], places, strict=True)]
     if not labels:
         raise ValueError(f"{files[0].parent} has parquet files without a single row; give pictures with --data")
     return _photos(np.stack(pixels), np.stack(boxes), np.array(labels), _class_names(files[0]), device)
@@ -115,14 +115,21 @@ def _decode(image: Any, box: Any, place: str, side: int) -> tuple[np.ndarray, np
         picture = Image.open(io.BytesIO(data)).convert("RGB")
     except OSError as error:
         raise ValueError(f"{place}: the picture cannot be read ({error}); leave the row out") from error
-    if box is None or len(box) != 4:
-        raise ValueError(f"{place}: box is {box}; it must hold x0, y0, x1, y1 in pixels")
-    x0, y0, x1, y1 = (float(value) for value in box)
+    corners = np.array(box, dtype=np.float64) if isinstance(box, list) and None not in box else np.empty(0)
+    if corners.shape != (4,) or not np.isfinite(corners).all() or (corners[2:] < corners[:2]).any():
+        raise ValueError(f"{place}: box is {box}; it must hold x0, y0, x1, y1 in pixels, x0 <= x1 and y0 <= y1")
+    x0, y0, x1, y1 = corners
     width, height = picture.size
     shares = np.clip([x0 / width, y0 / height, (x1 + 1) / width, (y1 + 1) / height], 0, 1).astype(np.float32)
     if picture.size != (side, side):
         picture = picture.resize((side, side), Image.Resampling.BICUBIC)
     return np.asarray(picture).transpose(2, 0, 1), shares
+
+
+def _class_number(label: Any, place: str) -> int:
+    if isinstance(label, bool) or not isinstance(label, int) or label < 0:
+        raise ValueError(f"{place}: label is {label!r}; it must be the number of a class, from 0 on")
+    return label
 
 
 def _class_names(file: Path) -> tuple[str, ...]:

@@ -46,13 +46,14 @@ def untrained_methods() -> frozenset[str]:
     )
 
 
-def small_boxes(photos: Photos) -> Photos:
-    """The pictures whose box covers less than 40 % and holds the centre of a token at least."""
-    rows = (photos.box_shares < LARGEST_BOX).nonzero().squeeze(-1)
+def small_boxes(photos: Photos, side: int) -> Photos:
+    """The pictures whose box covers less than 40 % and holds the centre of a token of the side x side grid at least."""
+    is_hit = inside_box(photos.boxes, side).any(-1)
+    rows = ((photos.box_shares < LARGEST_BOX) & is_hit).nonzero().squeeze(-1)
     if len(rows) < 2:
         raise ValueError(
-            f"{len(rows)} of {len(photos)} pictures have a box that covers less than {LARGEST_BOX:.0%}; "
-            "relevance needs at least 2"
+            f"{len(rows)} of {len(photos)} pictures have a box that covers less than {LARGEST_BOX:.0%} and holds a "
+            "token; relevance needs at least 2"
         )
     return replace(
         photos,
@@ -70,7 +71,7 @@ def shares_inside(
     """Percent of each picture's kept tokens that lie in its box, by method and budget."""
     needs = frozenset().union(*(method.needs for method in methods.values()))
     found: dict[tuple[str, float], list[Tensor]] = {}
-    for rows, encoded in bench.encoded(photos, cut, needs & DeiT.provides, chunk=1000):
+    for rows, encoded in bench.encoded(photos, cut, needs & DeiT.provides):
         tokens = encoded.tokens
         inside = inside_box(photos.boxes[rows], tokens.grid[0][0]).double()
         for name, method in methods.items():
@@ -84,7 +85,7 @@ def shares_inside(
 
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     """DiffPrune and Gumbel-STE of this seed, and DiffPrune's lead over every method without training, at every cut."""
-    photos = small_boxes(bench.photos)
+    photos = small_boxes(bench.photos, bench.cut_open().side)
     chance = 100 * inside_box(photos.boxes, bench.cut_open().side).double().mean(-1)
     own_cut = bench.cut_open().cut
     learned = shares_inside(bench, photos, {name: bench.scorer(name, seed) for name in LEARNED}, own_cut)
