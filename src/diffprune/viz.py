@@ -40,23 +40,32 @@ def end_similarity(features: Float[Tensor, "N D"], logits: Float[Tensor, " N"], 
     return unit @ unit.T
 
 
-def save_matrix(vlm: PrunedVLM, image: Image.Image, selection: ImageSelection, path: Path) -> dict[str, float]:
-    """Draw the similarity matrix beside the two ends of the ranking; the mean similarity within each end."""
-    from matplotlib.figure import Figure
-
+def compare_ends(
+    vlm: PrunedVLM, image: Image.Image, selection: ImageSelection
+) -> tuple[Float[Tensor, "M M"], dict[str, float]]:
+    """The similarity matrix of the top and bottom of a ranking, and the mean similarity within each end."""
     if selection.logits is None:
         raise ValueError(f"method {vlm.method.name!r} has no ranking, so it has no top and bottom to compare")
     tokens = vlm.encode(vlm.prepare([image], [""]))
-    assert tokens is not None and selection.boxes is not None
+    assert tokens is not None
     k = min(len(selection.keep), len(selection.logits) // 2)
     if k < 2:
         raise ValueError(f"keep={len(selection.keep)} leaves no two ends of at least 2 tokens to compare; keep more")
     matrix = end_similarity(tokens.x[0, : len(selection.logits)], selection.logits, k).cpu()
     off_diagonal = ~torch.eye(k, dtype=torch.bool)
-    means = {
+    return matrix, {
         "top_similarity": float(matrix[:k, :k][off_diagonal].mean()),
         "bottom_similarity": float(matrix[k:, k:][off_diagonal].mean()),
     }
+
+
+def save_matrix(vlm: PrunedVLM, image: Image.Image, selection: ImageSelection, path: Path) -> dict[str, float]:
+    """Draw the similarity matrix beside the two ends of the ranking; the mean similarity within each end."""
+    from matplotlib.figure import Figure
+
+    matrix, means = compare_ends(vlm, image, selection)
+    assert selection.logits is not None and selection.boxes is not None
+    k = len(matrix) // 2
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.imshow(image)

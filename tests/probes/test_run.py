@@ -112,6 +112,21 @@ def test_pictures_of_classes_that_the_classifier_does_not_know_are_refused(bench
     assert code == 1 and "a class 99 and the classifier knows 4" in err
 
 
+def test_the_top_of_a_ranking_is_less_alike_than_its_bottom(probe, tmp_path: Path) -> None:
+    code, out, err = probe("qualitative", "--out", tmp_path, "--figures", tmp_path / "img")
+    assert code == 0, err
+    rows = read_results(tmp_path / "qualitative.json").rows
+    assert [row["ranking"] for row in rows] == ["scenes-llava-diffprune", "cls_attention", "feature_norm"]
+    for row in rows:
+        assert row["pictures"] == 3 and row["difference"] == pytest.approx(
+            row["bottom_similarity"] - row["top_similarity"]
+        )
+    assert rows[0]["ci95"][0] > 0 and rows[0]["lower_top"] == 100
+    assert (tmp_path / "img/qualitative.png").stat().st_size > 20_000 and "drawn in" in out
+    code, _, err = probe("qualitative", "--out", tmp_path, "--weights", tmp_path / "nowhere")
+    assert code == 1 and "nowhere" in err
+
+
 def test_a_cut_beyond_the_last_block_is_refused(probe, tmp_path: Path) -> None:
     code, _, err = probe("alignment", "--out", tmp_path, "--cut", 50)
     assert code == 1 and "--cut 50 is beyond the 3 blocks of deit-tiny" in err

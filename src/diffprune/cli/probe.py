@@ -18,7 +18,7 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            help="coherence, landscape, alignment, relevance, bias, scaling, or all (every one but the last two)."
+            help="coherence, landscape, alignment, relevance, bias, qualitative, scaling, or all (the first four)."
         ),
     ],
     backbone: Annotated[
@@ -43,7 +43,7 @@ def command(
         str | None,
         typer.Option(
             help="Folder or hub id of a DeiT or ViT; without it one is trained first. For scaling the folder of the "
-            "trained models."
+            "trained models, for qualitative a saved pruner (scenes-llava-diffprune where left out)."
         ),
     ] = None,
     save_weights: Annotated[str | None, typer.Option(help="Folder to keep the classifier trained here.")] = None,
@@ -93,6 +93,7 @@ def command(
       diffprune probe bias --out results --figures docs/img
       diffprune probe coherence --backbone deit-tiny --out out/probe --size tiny --device cpu
       diffprune probe all --backbone deit-base --data tiny-imagenet-40 --minutes 9 --out results
+      diffprune probe qualitative --out results --figures docs/img
       diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
     """
     import torch
@@ -103,6 +104,8 @@ def command(
     from diffprune.probes.run import ON_BACKBONES, probe_module, run_probes
 
     begun = time.monotonic()
+    if name == "qualitative":
+        return _qualitative(weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json)
     if name == "scaling":
         return _scaling(
             backbone,
@@ -181,6 +184,28 @@ def require_steps(num_seeds: int, steps: int) -> None:
             f"{num_seeds} seeds for {steps} steps of training; give at least one seed and --steps "
             f"{max(1, num_seeds)} or more"
         )
+
+
+def _qualitative(
+    pruner: str | None, out: Path, figures: Path, *, size: str, device: str, commit: str | None, as_json: bool
+) -> None:
+    """`diffprune probe qualitative`: it ranks the tokens of scenes by a saved pruner, and trains nothing."""
+    from diffprune.probes import qualitative
+    from diffprune.results import write_results
+
+    if size not in qualitative.PICTURES:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(qualitative.PICTURES)}")
+    require_writable(out)
+    require_writable(figures)
+    picture, file = figures / f"{qualitative.NAME}.png", out / f"{qualitative.NAME}.json"
+    count = qualitative.PICTURES[size]
+    rows = qualitative.measure(pruner or qualitative.PRUNER, "64", count, choose_device(device), picture)
+    write_results(file, name=qualitative.NAME, rows=rows, commit=commit, notes=qualitative.NOTE)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, list(rows[0]))
+        print(f"{len(rows)} rows in {file}, drawn in {picture}")
 
 
 def _scaling(

@@ -300,6 +300,19 @@ def _scenes_next(rows: Sequence[Row]) -> str:
     return f"{said}\n\n{markdown_table(list(table.values()))}"
 
 
+def _qualitative(rows: Sequence[Row]) -> str:
+    learned = rows[0]
+    said = (
+        f"Over {learned['pictures']} pictures the tokens at the top are alike by {learned['top_similarity']:.2f}, "
+        f"those at the bottom by {learned['bottom_similarity']:.2f}; the top is the less alike one in "
+        f"{learned['lower_top']:.0f} % of the pictures."
+    )
+    agrees = "This agrees with the paper." if learned["ci95"][0] > 0 else "This does not agree with the paper."
+    shares = all(row["ci95"][0] > 0 for row in rows[1:])
+    others = " It is no mark of a learned ranking: those without training show it too." if shares else ""
+    return f"{said} {agrees}{others}\n\n{markdown_table(rows)}"
+
+
 FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
     BACKBONES_FILE: _backbones,
     "coherence": _coherence,
@@ -307,6 +320,7 @@ FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
     "bias": _bias,
     "alignment": _alignment,
     "relevance": _relevance,
+    "qualitative": _qualitative,
     "scaling": _scaling,
     "scenes_next": _scenes_next,
 }
