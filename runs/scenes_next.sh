@@ -42,7 +42,7 @@ fi
 : "${STEPS:=120}" "${BATCH:=16}" "${HELD_OUT:=32}" "${SEEDS:=42 123}" "${KEEP:=640,320,160}" "${RANGE:=[40,800]}"
 : "${QUESTIONS:=100}" "${JOBS:=3}" "${EVAL_JOBS:=10}" "${EVAL_BATCH:=64}" "${SECONDS_LEFT:=540}"
 : "${TRAIN_LIMIT:=170}" "${EVAL_LIMIT:=300}" "${EVAL_SECONDS:=150}" "${KEEP_SECONDS:=20}"
-: "${FREE:=random oracle,uniform_grid divprune,cls_attention visionzip,feature_norm holov,prunesid hidden_norm,fastv}"
+: "${FREE:=random gots mmtok oracle,uniform_grid divprune,cls_attention visionzip,feature_norm holov,prunesid hidden_norm,fastv}"
 
 # --- the model ------------------------------------------------------------------------------------------------------
 

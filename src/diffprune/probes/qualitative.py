@@ -18,8 +18,8 @@ from diffprune.viz import compare_ends, save_matrix
 NAME = "qualitative"
 NOTE = (
     "similarity: mean cosine between different tokens within the top and the bottom of a ranking, as many in each as "
-    "are kept; difference: bottom minus top by picture; lower_top: percent of pictures whose top is less alike than their "
-    "bottom; test scenes"
+    "are kept; difference: bottom minus top by picture; lower_top: percent of pictures whose top is less alike than "
+    "their bottom; test scenes"
 )
 PRUNER = "scenes-llava-diffprune"
 RANKINGS = ("cls_attention", "feature_norm")  # without training, around the same model
