@@ -5,7 +5,7 @@ import yaml
 
 from diffprune.config import RunConfig, differences, load_config, make_config, parse_override, to_yaml
 from diffprune.methods.diffprune import DiffPruneOptions
-from diffprune.registry import METHODS
+from diffprune.registry import BACKBONES, METHODS
 
 MINIMAL = {"backbone": {"name": "llava"}, "budget": {"keep": 64}}
 
@@ -49,6 +49,15 @@ def test_every_config_of_a_public_model_has_the_papers_recipe(root):
         assert config.tau.anneal_steps == 2000 and config.seed == 42
         METHODS.get(config.method.name).Options(**config.method.options)  # every option is one the method has
         assert path.stem == f"{config.method.name}_k{config.budget.keep}"
+        presets = BACKBONES.get(path.parent.name).presets  # the folder is the family
+        assert presets[config.backbone.name].hub_id == config.backbone.weights
+
+
+def test_every_family_that_writes_has_a_config_to_start_from(root):
+    found = {path.parent.name for path in configs(root)}
+    assert found >= set(BACKBONES.names()) - {"deit"}  # which classifies
+    tokens = {load_config(path).budget.keep for path in (root / "configs" / "llava_next").glob("*.yaml")}
+    assert tokens == {640, 320, 160}  # the paper's
 
 
 def test_the_configs_of_scenes_train_what_their_names_say(root):
@@ -64,15 +73,26 @@ def test_the_configs_of_scenes_train_what_their_names_say(root):
         assert config.optim.steps and config.optim.precision == "float32"
         METHODS.get(config.method.name).Options(**config.method.options)
         wanted = "any" if config.budget.range else f"k{config.budget.keep}"
-        bridge = "_bridge" if config.recipe == "bridge" else ""
-        assert path.stem == f"{config.method.name}{bridge}_{wanted}"
+        ours = config.method.name == "diffprune"
+        assert config.recipe == ("bridge" if ours else "default")
+        assert path.stem in {f"{config.method.name}_{wanted}"} | ({f"diffprune_bridge_{wanted}"} if ours else set())
 
 
 def test_the_bridge_removes_tokens_and_keeps_kept_ones_exact():
     config = make_config({**MINIMAL, "recipe": "bridge"})
     assert config.remove_below == 1e-3 and config.method.options == {"kept_exact": True, "standardise": True}
     assert make_config({**MINIMAL, "recipe": "bridge", "method": {"name": "gumbel_ste"}}).method.options == {}
-    assert make_config(MINIMAL).remove_below == 0.0
+    assert make_config({**MINIMAL, "recipe": "default"}).remove_below == 0.0
+
+
+def test_diffprune_is_by_the_bridge_where_nothing_is_said_and_other_methods_are_not():
+    bridge = make_config({**MINIMAL, "recipe": "bridge"})
+    assert make_config(MINIMAL) == make_config(MINIMAL, ["recipe=null"]) == bridge
+    assert make_config(MINIMAL, ["method.name=diffprune-scale"]).recipe == "bridge"
+    other = make_config(MINIMAL, ["method.name=gumbel_ste"])
+    assert (other.recipe, other.remove_below, other.method.options) == ("default", 0.0, {})
+    assert make_config(MINIMAL, ["recipe=default"]).method.options == {}
+    assert "recipe: bridge" in to_yaml(make_config(MINIMAL)) and "recipe: default" in to_yaml(other)
 
 
 def test_a_change_is_shown_by_its_key():
@@ -94,7 +114,8 @@ def test_a_config_cannot_be_changed():
 
 
 def test_options_of_the_method_stand_beside_its_name():
-    config = make_config({**MINIMAL, "method": {"name": "diffprune", "noise": "unit"}}, ["method.scorer_depth=3"])
+    values = {**MINIMAL, "recipe": "default", "method": {"name": "diffprune", "noise": "unit"}}
+    config = make_config(values, ["method.scorer_depth=3"])
     assert config.method.options == {"noise": "unit", "scorer_depth": 3}
 
 

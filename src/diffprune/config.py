@@ -119,7 +119,7 @@ class OptimConfig:
             None never stops early.
         precision: Of the forward and backward pass; the trained weights are float32.
         gradient_checkpointing: Run each decoder layer of the frozen model again in the backward pass instead of
-            keeping what it computed: less memory, about a third more time.
+            keeping what it computed: less memory, more time.
     """
 
     lr: float = 2e-4
@@ -229,6 +229,8 @@ class RunConfig:
             binary cross-entropy between the two), once it has risen; 0 leaves it out, as in the paper. Of `diffprune`.
         hardness_ramp: Optimiser steps (int) or a share of the run (float) over which it rises linearly from 0: early it
             would freeze a random ranking.
+        recipe: What set values before the file did (`recipe_values`). A file that names none is by the bridge where it
+            trains diffprune and by the defaults where it trains another method; here it has been decided.
     """
 
     backbone: BackboneConfig
@@ -251,6 +253,11 @@ class RunConfig:
         _require(_is_amount(self.hardness_ramp), "hardness_ramp", self.hardness_ramp, _AMOUNT)
 
 
+def is_ours(method: object) -> bool:
+    """Whether a method is DiffPrune or one of its ablations."""
+    return isinstance(method, str) and method.startswith("diffprune")
+
+
 def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
     """What a recipe sets before the file does.
 
@@ -259,15 +266,14 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
     that the temperature really hardens them, tokens of negligible weight leave the training sequence, and a kept token
     is what will be deployed.
     """
-    ours = isinstance(method, str) and method.startswith("diffprune")
     values: dict[str, Any] = {}
     if recipe == "paper":
         values = {"optim": {"warmup": 0, "clip": None, "weight_decay": 0.01}, "remove_below": 0.0}
-        if ours:
+        if is_ours(method):
             values["method"] = {"final_norm": False, "standardise": False, "noise": "unit", "kept_exact": False}
     elif recipe == "bridge":
         values = {"remove_below": 1e-3}
-        if ours:
+        if is_ours(method):
             values["method"] = {"kept_exact": True, "standardise": True}
     return values
 
@@ -409,10 +415,11 @@ def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Run
     """A checked `RunConfig` from plain nested values; `overrides` are dotted and win."""
     for override in overrides:
         values = _merge(values, parse_override(override))
-    recipe = _coerce(Recipe, values.get("recipe", "default"), "recipe")
     method = values.get("method")
     name = method.get("name", MethodConfig().name) if isinstance(method, Mapping) else MethodConfig().name
-    return _build(RunConfig, _merge(recipe_values(recipe, name), values))
+    given = values.get("recipe")
+    recipe = ("bridge" if is_ours(name) else "default") if given is None else _coerce(Recipe, given, "recipe")
+    return _build(RunConfig, _merge(recipe_values(recipe, name), {**values, "recipe": recipe}))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -32,7 +32,8 @@ def test_a_model_gives_a_row_without_and_one_with_checkpointing(
         ("qwen2.5-vl-32b", 1, True),
     ]
     for row in rows:
-        assert row["samples_s"] > 0 and row["step_ms"] > 0 and 0 < row["mfu"] < 1
+        assert row["samples_s"] == pytest.approx(1e3 * row["batch"] / row["step_ms"]) and 0 < row["mfu"] < 1
+        assert 0 <= row["wait_ms"] < row["step_ms"] and row["median_ms"] > 0
         assert 0 < row["peak_gb"] <= peak_memory_gb()
         assert row["num_text"] > 60 and row["num_visual"] == 6
     assert rows[0]["first_loss"] == pytest.approx(rows[1]["first_loss"])
@@ -51,6 +52,19 @@ def test_a_model_that_fails_costs_no_other_its_row(tmp_path: Path, monkeypatch: 
 def test_time_that_is_over_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = main(monkeypatch, tmp_path / "train.json", "--models", "llava-1.5-7b", "--seconds", "-1")
     assert rows == [{"backbone": "llava-1.5-7b", "error": "not begun: -1 seconds were over"}]
+
+
+def test_a_real_size_is_refused_on_a_cpu_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train_size", "--device", "cpu", "--models", "llava-1.5-7b"])
+    with pytest.raises(SystemExit):
+        train_size.main()
+    assert "there is no GPU to run it on: training needs one with 26 GiB" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["train_size", "--device", "cpu", "--models", "mystery"])
+    with pytest.raises(SystemExit):
+        train_size.main()
+    assert "--models 'mystery' is not measured here; choose from llava-1.5-7b" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["llava-1.5-7b", "qwen2.5-vl-7b"])

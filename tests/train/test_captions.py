@@ -2,10 +2,13 @@
 
 import math
 import time
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from diffprune.model import PrunedVLM
 from diffprune.scenes import Rng, make_scene
 from diffprune.scenes.language import caption
 from diffprune.train import captions
@@ -88,10 +91,17 @@ def test_a_time_limit_ends_the_run_in_place_of_the_steps() -> None:
     assert len(told) == len(values) and told == sorted(told) and told[-1] <= 1.0
 
 
-def test_budgets_are_drawn_from_all_of_the_range_evenly_by_octave() -> None:
-    drawn = [captions._draw_budget(Rng(index), 8, 32) for index in range(2000)]
-    assert set(drawn) == set(range(8, 33))
-    assert sum(budget < 16 for budget in drawn) / 2000 == pytest.approx(0.47, abs=0.04)  # below 15.5, one octave of two
+def test_each_picture_has_a_budget_of_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    loss = PrunedVLM.loss
+
+    def listen(vlm: PrunedVLM, *arguments: Any, keep: Tensor, **options: Any) -> Tensor:
+        given.extend(keep.tolist())
+        return loss(vlm, *arguments, keep=keep, **options)
+
+    monkeypatch.setattr(PrunedVLM, "loss", listen)
+    train_on_captions(tiny_scenes.pruned("diffprune"), steps=10, batch_size=4, budgets=(2, 5))
+    assert len(given) == 40 and set(given) == {2, 3, 4, 5}
 
 
 def test_a_method_without_weights_and_an_empty_range_are_refused() -> None:

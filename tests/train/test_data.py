@@ -6,6 +6,9 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 
 from diffprune.config import DataConfig
@@ -54,9 +57,6 @@ def save_conversations(folder: Path) -> Path:
 
 
 def save_parquet(folder: Path) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as parquet
-
     folder.mkdir()
     for part in range(2):
         numbers = range(part * COUNT // 2, (part + 1) * COUNT // 2)
@@ -114,9 +114,6 @@ def write_asked(kind: str, folder: Path, rows: list[dict[str, Any]]) -> None:
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
         else:
-            pyarrow = pytest.importorskip("pyarrow")
-            import pyarrow.parquet as parquet
-
             columns = {"image": [png(0)], **{name: [value] for name, value in row.items()}}
             parquet.write_table(pyarrow.table(columns), folder / f"{part}.parquet")
 
@@ -159,7 +156,6 @@ def test_a_stream_is_sampled_like_a_table(tmp_path: Path) -> None:
 
 
 def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
     folder = save_parquet(tmp_path / "parquet")
     load = datasets.load_dataset
 

@@ -1,7 +1,6 @@
 """A whole run on a tiny LLaVA: what it trains, what it leaves behind, and what it refuses."""
 
 import errno
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 
 from diffprune.config import make_config
 from diffprune.model import PrunedVLM
+from diffprune.registry import BACKBONES
 from diffprune.train import run as run_module
-from diffprune.train.frozen import load_frozen, recomputing
+from diffprune.train.frozen import ask_hub_once, load_frozen, recomputing
 from diffprune.train.run import train_pruner
 from tests import tiny
 from tests.train import runs
@@ -48,8 +48,7 @@ def test_a_run_leaves_a_pruner_that_loads_and_has_the_loss_that_was_reported(dis
     assert set(trained[0]) >= {"loss", "tau", "lr", "entropy", "samples_s", "memory_gb"}
     assert trained[0]["tau"] == 2.0 and trained[-1]["tau"] == 0.1 and 0 < trained[-1]["entropy"] <= 4.0
     assert (tmp_path / "loss.png").stat().st_size > 1000
-    if importlib.util.find_spec("tensorboard"):
-        assert list((tmp_path / "tensorboard").iterdir())
+    assert list((tmp_path / "tensorboard").iterdir())
 
     vlm = PrunedVLM.from_pretrained(tmp_path)
     assert vlm.budget.keep == 4
@@ -264,6 +263,39 @@ def test_a_config_for_another_backbone_is_refused(disk: Path, tmp_path: Path) ->
     refused(disk, tmp_path / "b", "backbone.name is 'lava'; choose a family", backbone={"name": "lava"})
     refused(disk, tmp_path / "c", "backbone.weights is missing", backbone={"name": "llava", "weights": None})
     refused(disk, tmp_path / "d", "is neither a folder with a model nor", backbone={"weights": str(tmp_path / "no")})
+    for name in ("qwen2.5-vl-7b", "scenes-llava", "llava-1.5-7b", "qwen2_5_vl"):
+        sentence = f"the config is for {name} and scenes-nano is another model"
+        refused(disk, tmp_path / "e", sentence, backbone={"name": name, "weights": "scenes-nano"})
+
+
+def test_the_hub_is_asked_once_and_not_where_the_model_is_here(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def nobody(url: str) -> None:
+        asked.append(url)
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", nobody)
+    sentence = "backbone.weights='owner/model' is neither a folder with a model nor a model id of the hub that can be "
+    refused(disk, tmp_path, sentence + "reached (nobody answers)", backbone={"weights": "owner/model"})
+    assert len(asked) == 1
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *file, revision: "config.json")
+    ask_hub_once("owner/model", None, "")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("family", [family for family in BACKBONES.names() if family not in ("deit", "llava")])
+def test_every_family_is_trained_by_a_share(
+    family: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, processor = tiny.build(family)
+    monkeypatch.setattr(run_module, "load_frozen", lambda config, device: (model, processor, ""))
+    short = {"batch_size": 1, "accumulate": 1, "steps": 1}
+    train(disk, tmp_path, budget={"keep": 0.3333}, optim=short, data={"validation": 1})
+    loaded = PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+    assert loaded.budget.keep == 0.3333 and loaded.backbone.family == family
 
 
 def test_seven_billion_parameters_need_a_gpu(disk: Path, tmp_path: Path) -> None:
@@ -272,7 +304,7 @@ def test_seven_billion_parameters_need_a_gpu(disk: Path, tmp_path: Path) -> None
     described, _ = SHAPES["llava-1.5-7b"](False)
     described.save_pretrained(tmp_path / "seven")
     big = {"weights": str(tmp_path / "seven"), "dtype": "bfloat16"}
-    sentence = "has 7.1 billion parameters and there is no GPU here: training needs one with 13 GiB"
+    sentence = "has 7.1 billion parameters and there is no GPU to run it on: training needs one with 13 GiB"
     refused(disk, tmp_path / "out", sentence, backbone=big)
 
 

@@ -32,6 +32,21 @@ def test_other_processes_leave_nothing(tmp_path: Path, capsys) -> None:
     assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_run_without_a_terminal_tells_every_half_minute_how_it_goes(
+    quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("diffprune.train.watch.time.monotonic", lambda: now)
+    with Watch(tmp_path, steps=20, start=4, tensorboard=False, quiet=quiet) as watch:
+        for step in range(5, 13):
+            now += 10.0
+            watch.step(record(step))
+    line = "loss 2.0000  tau 1.000  entropy 3.00  4.0 samples/s  0.5 GB"
+    wanted = [f"step 7/20: {line}  0:02:10 left", f"step 10/20: {line}  0:01:40 left"]
+    assert capsys.readouterr().err.splitlines() == ([] if quiet else wanted)
+
+
 def test_there_is_no_picture_of_nothing(tmp_path: Path) -> None:
     assert plot_losses(tmp_path, []) is None
     path = plot_losses(tmp_path, [{"kind": "train", **record(1)}])

@@ -7,11 +7,15 @@ files, synthetic captions as answers, bfloat16, gradients through the frozen lan
 LLaVA-1.5-7B and Qwen2.5-VL-7B at batch 4, Qwen2.5-VL-32B at batch 1, each without and with gradient checkpointing.
 Every row is written as soon as it is there; `--seconds` bounds the whole; `--size tiny` runs the same on a CPU.
 
-`mfu` is the share of the card's bfloat16 peak (the datasheet's where it is known here, else that of one large matrix
-product measured beside it) that the operations which the step cannot do without would take: the tower forward; scorer
-and throttler forward and twice that backward (weights and activations); projector, language model and head (on answer
-positions alone) forward and once that backward, as frozen weights have no gradient; attention products twice that
-backward. Causal attention counts half. What gradient checkpointing computes again is not counted.
+`step_ms` is the mean over all measured steps, so that `samples_s` is batch / `step_ms`; of it `wait_ms` were spent
+waiting for the thread that reads and prepares the next samples. `median_ms` is the median step, which a few slow ones
+do not move.
+
+`mfu` is the share of the card's bfloat16 peak (the datasheet's where `measure/gpus.py` has it, else that of one large
+matrix product measured beside it) that the operations which the step cannot do without would take: the tower forward;
+scorer and throttler forward and twice that backward (weights and activations); projector, language model and head (on
+answer positions alone) forward and once that backward, as frozen weights have no gradient; attention products twice
+that backward. Causal attention counts half. What gradient checkpointing computes again is not counted.
 """
 
 import argparse
@@ -34,7 +38,8 @@ from PIL import Image
 
 from diffprune.config import RunConfig, make_config
 from diffprune.measure import flops
-from diffprune.measure.shapes import SHAPES, build
+from diffprune.measure.gpus import GPUS, gpu_of_device
+from diffprune.measure.shapes import SHAPES, build, require_gpu
 from diffprune.measure.timing import matrix_rate, synchronize
 from diffprune.model import PrunedVLM
 from diffprune.results import device_name, write_results
@@ -42,7 +47,6 @@ from diffprune.train.frozen import recomputing
 from diffprune.train.run import Part, Run
 from diffprune.train.watch import peak_memory_gb
 
-DATASHEET = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12, "A6000": 154.8e12}  # dense bfloat16, per second
 WARM_UP = 3
 WORDS = (
     "a",
@@ -160,10 +164,9 @@ def step_flops(vlm: PrunedVLM, parts: Sequence[Part]) -> float:
 def card_peak(device: str) -> tuple[float, str]:
     """Operations per second of the card in bfloat16, and where the number is from."""
     if device.startswith("cuda"):
-        name = torch.cuda.get_device_name()
-        for card, peak in DATASHEET.items():
-            if card in name:
-                return peak, "datasheet"
+        card = gpu_of_device(torch.cuda.get_device_name())
+        if card is not None:
+            return 1e12 * GPUS[card].tflops, "datasheet"
     return matrix_rate(device, getattr(torch, precision_of(device))), "measured"
 
 
@@ -186,29 +189,29 @@ def measure(
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bfloat16" else "no")
     run = Run(config, data.parent / f"run-{checkpointing}", accelerator, frozen)
     run.begin()
-    times, work, losses = [], [], []
+    times, waits, work, losses = [], [], [], []
     weights_gb = reset_peak(device)
     with (
         recomputing(run.vlm.backbone, enabled=checkpointing),
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
         following = reader.submit(run.read, 0)
-        begin = 0.0
         for step in range(steps):
             if times and time.monotonic() > deadline:
                 break
             start = time.perf_counter()
-            begin = start if step == WARM_UP else begin
             parts = following.result()
+            waited = time.perf_counter() - start
             if step + 1 < steps:
                 following = reader.submit(run.read, step + 1)
             record, _ = run.take_step(parts, stop=False)
             synchronize(device)
             if step >= WARM_UP:
                 times.append(time.perf_counter() - start)
+                waits.append(waited)
                 work.append(step_flops(run.vlm, parts))
             losses.append(record["loss"])
-        seconds = time.perf_counter() - begin  # whatever is between two steps included
+    seconds = sum(times)
     peak, source = card_peak(device)
     visual = run.vlm.backbone.image_token_id
     ids = parts[0].batch.features["input_ids"]  # type: ignore[union-attr]
@@ -218,7 +221,9 @@ def measure(
         "samples_s": task.batch * len(times) / seconds,
         "peak_gb": peak_memory_gb(),
         "mfu": sum(work) / seconds / peak,
-        "step_ms": 1e3 * statistics.median(times),
+        "step_ms": 1e3 * seconds / len(times),
+        "median_ms": 1e3 * statistics.median(times),
+        "wait_ms": 1e3 * sum(waits) / len(times),
         "checkpointing": checkpointing,
         "steps": len(times),
         "num_visual": int((ids[0] == visual).sum()),
@@ -277,6 +282,13 @@ def _failed(name: str, error: Exception) -> dict[str, Any]:
     return {"backbone": name, "error": f"{type(error).__name__}: {error}"[:500]}
 
 
+def refuse_cpu(names: Sequence[str], device: str) -> None:
+    """A `ValueError` where a model of the real size would have to be trained on a CPU."""
+    for name in names:
+        dtype = getattr(torch, precision_of(device))
+        require_gpu(name, SHAPES[name](False)[0], dtype, device, what="training", way_out="; or give --size tiny")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(TASKS))
@@ -286,8 +298,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")
     arguments = parser.parse_args()
-    end = time.monotonic() + arguments.seconds
     names = arguments.models.split(",")
+    unknown = [name for name in names if name not in TASKS]
+    if unknown:
+        parser.error(f"--models {unknown[0]!r} is not measured here; choose from {', '.join(TASKS)}")
+    if arguments.size == "real":
+        try:
+            refuse_cpu(names, arguments.device)
+        except ValueError as error:
+            parser.error(str(error))
+    end = time.monotonic() + arguments.seconds
     rows: list[dict[str, Any]] = []
     for place, name in enumerate(names):
         if time.monotonic() > end:
@@ -309,7 +329,8 @@ def main() -> None:
                 commit=arguments.commit,
                 seeds=[42],
                 notes="random weights, synthetic captions, one forward pass a step; peak_gb in units of 10^9 bytes; "
-                "mfu without what checkpointing computes again",
+                "step_ms is the mean step, of which wait_ms for data, median_ms the median step; mfu without what "
+                "checkpointing computes again",
             )
 
 

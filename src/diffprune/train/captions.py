@@ -1,6 +1,5 @@
 """Train a scorer on captions of scenes, with the reference model frozen. Pictures are drawn as training goes."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,6 +18,7 @@ from diffprune.scenes.language import caption
 from diffprune.scenes.oracle import items
 from diffprune.scenes.sizes import picture_size
 from diffprune.train.loop import train
+from diffprune.train.sampler import between
 from diffprune.types import VisualTokens
 
 INSTRUCTION = "Describe the picture."
@@ -119,7 +119,8 @@ def train_on_captions(
         draws = [Rng(seed, STREAM, place) for place in places]
         texts = [caption(scene, rng) for scene, rng in zip(scenes, draws, strict=True)]
         batch, tokens = caption_batch(vlm, scenes, texts, sizes)
-        counts = torch.tensor([_draw_budget(rng, low, high) for rng in draws], device=device)
+        shares = [rng.below(1 << 16) / ((1 << 16) - 1) for rng in draws]
+        counts = torch.tensor([between(low, high, share) for share in shares], device=device)
         noise = [torch.Generator(device).manual_seed(rng.word()) for rng in draws]
         return vlm.loss(batch, tokens=tokens, tau=temperature, keep=counts, generator=noise, remove_below=remove_below)
 
@@ -141,9 +142,3 @@ def train_on_captions(
 
 def _training_scene(seed: int, place: int) -> Scene:
     return make_scene("train", place, seed=seed + 1)  # another world than the one the reference model was trained in
-
-
-def _draw_budget(rng: Rng, low: int, high: int) -> int:
-    """K between the two, evenly on a log scale."""
-    share = rng.below(1 << 16) / ((1 << 16) - 1)
-    return min(high, max(low, round(low * math.exp(share * math.log(high / low)))))

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -16,17 +16,22 @@ from diffprune.backbones.base import Backbone
 from diffprune.backbones.listening import CudnnAttention
 from diffprune.config import BackboneConfig
 from diffprune.loading import load_base, refuse_unknown, unreachable
+from diffprune.measure.shapes import SHAPES, build, require_gpu
 from diffprune.model import wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.scenes.reference import SPECS
 
-CPU_PARAMETERS = 2_000_000_000  # more than that is not trained on a CPU in any time worth waiting for
+REFERENCE_FAMILY = "llava"  # of all reference models of the package
+NO_GPU = (  # the end of the sentence
+    " and about as much again for what the backward pass keeps (optim.gradient_checkpointing=true lowers that); or "
+    "train scenes-llava, which a CPU can"
+)
 
 
 def family_of(config: BackboneConfig) -> tuple[str, str]:
     """The family a config is for, and the weights it names."""
     if config.name in SPECS:
-        return "llava", config.weights or config.name
+        return REFERENCE_FAMILY, config.weights or config.name
     if config.name in BACKBONES:
         if config.weights is None:
             raise ValueError(f"backbone.weights is missing: {config.name!r} is a family; name a model id or a folder")
@@ -52,6 +57,11 @@ def load_frozen(config: BackboneConfig, device: torch.device, mesh: DeviceMesh |
         mesh: Processes to split the decoder layers over; each then holds its part of them.
     """
     family, weights = family_of(config)
+    if weights in SPECS and config.name not in (weights, REFERENCE_FAMILY):
+        raise ValueError(
+            f"the config is for {config.name} and {weights} is another model; set backbone.name={weights} too, or "
+            f"name the weights of {config.name}"
+        )
     dtype = getattr(torch, config.dtype)
     if config.random_weights:
         model, processor = _random(config.name, device, dtype)
@@ -63,7 +73,7 @@ def load_frozen(config: BackboneConfig, device: torch.device, mesh: DeviceMesh |
                 f"the config is for {family} ({config.name}) and {weights} is a {described.model_type}; "
                 "set backbone.name and backbone.weights to the same family"
             )
-        require_gpu(weights, described, dtype, device)
+        require_gpu(weights, described, dtype, device, what="training", way_out=NO_GPU)
         revision = {} if config.revision is None else {"revision": config.revision}
         model, processor = load_base(weights, dtype=dtype, **revision)
     else:
@@ -89,42 +99,42 @@ def _describe(weights: str, revision: str | None) -> Any:
 
     setting = f"backbone.weights={weights!r}"
     refuse_unknown(weights, setting)
+    if not Path(weights).is_dir():
+        ask_hub_once(weights, revision, setting)
     try:
         return AutoConfig.from_pretrained(weights, revision=revision)
     except (OSError, ValueError) as error:
         raise unreachable(setting, error) from error
 
 
+def ask_hub_once(weights: str, revision: str | None, setting: str) -> None:
+    """Raise where the hub does not answer and nothing of the model is here: its own client would try for half a minute.
+
+    Args:
+        setting: The model as the user gave it, for the message.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(weights, "config.json", revision=revision), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(weights, "config.json", revision=revision))
+    except HfHubHTTPError:
+        return  # an answer: what it means is said by whoever loads the model
+    except Exception as error:  # of the network; the client's own classes change with its versions
+        raise unreachable(setting, error) from error
+
+
 def _random(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     """The real shape with random numbers, without a download."""
-    from diffprune.measure.shapes import SHAPES, build
-
     if name not in SHAPES:
         raise ValueError(
             f"backbone.random_weights is there for {', '.join(SHAPES)}, not for {name!r}; set it to false or take one"
         )
     described, processor = SHAPES[name](False)
-    require_gpu(name, described, dtype, device)
+    require_gpu(name, described, dtype, device, what="training", way_out=NO_GPU)
     return build(described, str(device), dtype), processor
-
-
-def require_gpu(name: str, described: Any, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise, before anything is loaded, where a model of billions of parameters would have to be trained on a CPU."""
-    if device.type != "cpu":
-        return
-    from transformers import AutoModelForImageTextToText
-
-    with torch.device("meta"):
-        model: nn.Module = AutoModelForImageTextToText.from_config(described)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    if parameters > CPU_PARAMETERS:
-        size = parameters * torch.empty(0, dtype=dtype).element_size() / 2**30
-        raise ValueError(
-            f"{name} has {parameters / 1e9:.1f} billion parameters and there is no GPU here: training needs one with "
-            f"{size:.0f} GiB for the weights in {str(dtype).removeprefix('torch.')} and about as much again for what "
-            "the backward pass keeps (optim.gradient_checkpointing=true lowers that); or train scenes-llava, "
-            "which a CPU can"
-        )
 
 
 @contextmanager

@@ -1,8 +1,13 @@
-"""The training loop for one process: AdamW, warm-up, cosine learning rate, falling temperature."""
+"""The optimiser step of every training, and a loop of them for one process.
 
+AdamW, warm-up, cosine learning rate, clipping; the loop has the falling temperature too.
+"""
+
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,6 +15,43 @@ from torch import Tensor, nn
 
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.schedules import learning_rate_scale, resolve_steps, tau_at
+
+
+def make_optimizer(trained: Sequence[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW for these parameters; `descend` sets its learning rate."""
+    return torch.optim.AdamW(trained, lr=optim.lr, weight_decay=optim.weight_decay)
+
+
+def descend(
+    optimizer: Any,
+    trained: Sequence[nn.Parameter],
+    optim: OptimConfig,
+    *,
+    loss: float,
+    step: int,
+    place: int,
+    steps: int,
+    clip: Callable[..., Any] = nn.utils.clip_grad_norm_,
+) -> float:
+    """Take one step along the gradients that are there; the learning rate it was taken with.
+
+    Args:
+        optimizer: From `make_optimizer`, as it is or wrapped.
+        loss: What the gradients are of, in full; one that is no number stops the training.
+        step: Steps taken before, for the message.
+        place: In the schedule of `steps` steps.
+        clip: Called with the parameters and the largest norm.
+    """
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss} at step {step}; lower optim.lr={optim.lr} or check the data")
+    warmup_steps = resolve_steps(optim.warmup, steps)
+    lr = optim.lr * learning_rate_scale(place, total_steps=steps, warmup_steps=warmup_steps)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if optim.clip is not None:
+        clip(trained, optim.clip)
+    optimizer.step()
+    return lr
 
 
 def train(
@@ -40,8 +82,8 @@ def train(
         raise ValueError(
             "no parameter requires a gradient, so there is nothing to train; give those of a learned method"
         )
-    warmup_steps, anneal_steps = resolve_steps(optim.warmup, steps), resolve_steps(tau.anneal_steps, steps)
-    optimizer = torch.optim.AdamW(trained, lr=optim.lr, weight_decay=optim.weight_decay)
+    anneal_steps = resolve_steps(tau.anneal_steps, steps)
+    optimizer = make_optimizer(trained, optim)
     losses: list[float] = []
     start = time.perf_counter()
     for step in count():
@@ -49,17 +91,11 @@ def train(
         place = max(step, int(spent * steps))
         if place >= steps and (losses or steps == 0):
             break
-        for group in optimizer.param_groups:
-            group["lr"] = optim.lr * learning_rate_scale(place, total_steps=steps, warmup_steps=warmup_steps)
         value = loss(step, tau_at(place, start=tau.start, end=tau.end, anneal_steps=anneal_steps))
-        if not value.isfinite():
-            raise ValueError(f"the loss is {value.item()} at step {step}; lower optim.lr={optim.lr} or check the data")
         optimizer.zero_grad()
         value.backward()
-        if optim.clip is not None:
-            nn.utils.clip_grad_norm_(trained, optim.clip)
-        optimizer.step()
         losses.append(value.item())
+        descend(optimizer, trained, optim, loss=losses[-1], step=step, place=place, steps=steps)
         if on_step is not None:
             on_step(step, losses[-1])
     return losses

@@ -39,7 +39,7 @@ from diffprune.methods.diffprune import DiffPrune
 from diffprune.model import PrunedVLM, wrap_backbone
 from diffprune.results import write_text
 from diffprune.scenes import Scene
-from diffprune.schedules import learning_rate_scale, ramp_at, resolve_steps, tau_at
+from diffprune.schedules import ramp_at, resolve_steps, tau_at
 from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
 from diffprune.train.checkpointing import (
     RUN_FILE,
@@ -56,6 +56,7 @@ from diffprune.train.checkpointing import (
 )
 from diffprune.train.data import Broken, Feed, Sample, open_feed
 from diffprune.train.frozen import load_frozen, recomputing
+from diffprune.train.loop import descend, make_optimizer
 from diffprune.train.sampler import draw_keep, global_batch, micro_batches, noise_generator
 from diffprune.train.watch import Watch, peak_memory_gb, plot_losses, read_metrics
 from diffprune.types import Budget, VisualTokens
@@ -316,12 +317,10 @@ class Run:
         self.steps = self._count_steps()
         self.anneal_steps = resolve_steps(config.tau.anneal_steps, self.steps)
         self.hardness_steps = resolve_steps(config.hardness_ramp, self.steps)
-        self.warmup_steps = resolve_steps(optim.warmup, self.steps)
         self.validate_every = max(1, resolve_steps(config.validation.every, self.steps))
         trained = [parameter for parameter in self.vlm.method.parameters() if parameter.requires_grad]
         objective = Objective(self.vlm, config)
-        optimizer = torch.optim.AdamW(trained, lr=optim.lr, weight_decay=optim.weight_decay)
-        self.objective, self.optimizer = accelerator.prepare(objective, optimizer)
+        self.objective, self.optimizer = accelerator.prepare(objective, make_optimizer(trained, optim))
         self.trained = trained
         self.standing = Standing(batch=self.size)
         self.best_weights: dict[str, Tensor] = {}
@@ -429,7 +428,7 @@ class Run:
 
     def take_step(self, parts: list[Part], *, stop: bool) -> tuple[dict[str, float], bool]:
         """One optimiser step; what is to be told of it, and whether any process was asked to stop."""
-        accelerator, optim, step = self.accelerator, self.config.optim, self.standing.step
+        accelerator, step = self.accelerator, self.standing.step
         broken = [row for part in parts for row in part.broken]
         num_targets = sum(part.num_targets for part in parts)
         targets, num_broken, num_asked = self.sum_up(num_targets, len(broken), int(stop))
@@ -438,9 +437,6 @@ class Run:
         if not targets:
             raise ValueError(f"no row of step {step} can be used; {self._first_broken()}")
         tau = tau_at(step, start=self.config.tau.start, end=self.tau_end, anneal_steps=self.anneal_steps)
-        lr = optim.lr * learning_rate_scale(step, total_steps=self.steps, warmup_steps=self.warmup_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         self._harden(self.config.hardness * ramp_at(step, ramp_steps=self.hardness_steps))
         divisor = torch.tensor(targets, dtype=torch.float32, device=accelerator.device)
         loss_sum = entropy_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
@@ -453,11 +449,16 @@ class Run:
             loss_sum = loss_sum + loss.detach().double()
             entropy_sum = entropy_sum + entropy.double()
         value, entropy, num_samples = self.sum_up(loss_sum, entropy_sum, sum(len(part.samples) for part in parts))
-        if not np.isfinite(value):
-            raise ValueError(f"the loss is {value} at step {step}; lower optim.lr={optim.lr} or check the data")
-        if optim.clip is not None:
-            accelerator.clip_grad_norm_(self.trained, optim.clip)
-        self.optimizer.step()
+        lr = descend(
+            self.optimizer,
+            self.trained,
+            self.config.optim,
+            loss=value,
+            step=step,
+            place=step,
+            steps=self.steps,
+            clip=accelerator.clip_grad_norm_,
+        )
         self.optimizer.zero_grad()
         self.standing.step += 1
         record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}

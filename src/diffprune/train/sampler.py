@@ -34,7 +34,11 @@ def draw_keep(budget: BudgetConfig, seed: int, step: int | str, sample: int) -> 
     if budget.range is None:
         assert budget.keep is not None
         return budget.keep
-    low, high = budget.range
     share = Rng(seed, "budget", step, sample).below(1 << 32) / ((1 << 32) - 1)
+    return between(*budget.range, share)
+
+
+def between(low: int | float, high: int | float, share: float) -> int | float:
+    """The budget that lies a share of the way from low to high on a log scale; a whole number between whole numbers."""
     keep = min(high, max(low, low * math.exp(share * math.log(high / low))))
     return round(keep) if isinstance(low, int) else keep

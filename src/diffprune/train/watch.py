@@ -3,7 +3,9 @@
 import json
 import resource
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +18,7 @@ from diffprune.results import write_text
 from diffprune.train.checkpointing import writing
 
 METRICS, PLOT, BOARD = "metrics.jsonl", "loss.png", "tensorboard"
+LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
 Record = Mapping[str, Any]
 
 
@@ -30,6 +33,8 @@ def peak_memory_gb() -> float:
 class Watch:
     """Takes the records of a run, one per step and one per validation.
 
+    On a terminal a progress line moves; elsewhere a line is printed every half minute.
+
     Args:
         folder: Of the run; None watches silently, as processes other than the first do.
         steps: Of the whole run.
@@ -41,9 +46,9 @@ class Watch:
     def __init__(
         self, folder: Path | None, *, steps: int, start: int = 0, tensorboard: bool = True, quiet: bool = False
     ) -> None:
-        self.folder, self.steps = folder, steps
+        self.folder, self.steps, self.start = folder, steps, start
         self.console = Console(stderr=True, quiet=quiet or folder is None)
-        live = self.console.is_terminal and not self.console.quiet
+        self.live = self.console.is_terminal and not self.console.quiet
         columns = (
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=20),
@@ -52,7 +57,7 @@ class Watch:
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
         )
-        self.progress = Progress(*columns, console=self.console, disable=not live)
+        self.progress = Progress(*columns, console=self.console, disable=not self.live)
         self.task = self.progress.add_task("", total=steps, completed=start)
         self.board = None
         if folder is None:
@@ -67,6 +72,7 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         self.progress.start()
+        self.began = self.told = time.monotonic()
         return self
 
     def __exit__(
@@ -88,6 +94,11 @@ class Watch:
             f"{record['samples_s']:.1f} samples/s  {record['memory_gb']:.1f} GB"
         )
         self.progress.update(self.task, completed=record["step"], description=line)
+        now = time.monotonic()
+        if not self.live and now - self.told >= LINE_SECONDS:
+            self.told = now
+            left = (now - self.began) / (record["step"] - self.start) * (self.steps - record["step"])
+            self.say(f"step {record['step']}/{self.steps}: {line}  {timedelta(seconds=round(left))} left")
         self._keep(record, "train")
 
     def validation(self, record: Record) -> None:
