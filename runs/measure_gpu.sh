@@ -35,24 +35,22 @@ run_tests() { # name, what pytest is given
 }
 
 llava="--backbone llava-1.5-7b --keep 64"
-before=cls_attention,holov,divprune,visionzip,prunesid,random
 run_part() {
     case $1 in
-    # The stock model and ours on both paths; then the others on the fast one, the first text length of all first.
+    # Every method on both paths in one process, the first text length of all first.
     ttft)
         # shellcheck disable=SC2086
-        profile 95 $llava --methods full,diffprune --text 40,100 --batch 1 --out "$out/ttft.json"
-        # shellcheck disable=SC2086
-        profile 100 $llava --methods "pyramiddrop,$before,fastv" --text 40,100 --batch 1 --paths fast --no-decode \
-            --append --out "$out/ttft.json"
+        profile 220 $llava --text 40,100 --batch 1 --decode-methods full,diffprune --out "$out/ttft.json" --methods \
+            full,diffprune,pyramiddrop,cls_attention,holov,divprune,visionzip,prunesid,random,feature_norm,uniform_grid,fastv
         ;;
     # shellcheck disable=SC2086
-    batch) profile 75 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --runs 10 --append --out "$out/ttft.json" ;;
+    batch) profile 85 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --append --out "$out/ttft.json" ;;
     # shellcheck disable=SC2086
     kernels) profile 45 $llava --methods diffprune --text 40 --batch 1 --paths fast --no-decode --kernels 14 --out "$out/ttft_kernels.json" ;;
     qwen)
-        profile 125 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --text 40,100 \
-            --batch 1 --out "$out/ttft_qwen.json"
+        profile 135 --backbone qwen2.5-vl-7b --methods full,diffprune,holov,divprune,random,feature_norm --keep 0.1111 \
+            --eager-methods full,diffprune --decode-methods full,diffprune --image 1008x1008 --text 40,100 --batch 1 \
+            --out "$out/ttft_qwen.json"
         ;;
     next)
         profile 90 --backbone llava-next-7b --methods full,diffprune --keep 320 --image 672x672 --text 40 --batch 1 \
@@ -80,7 +78,7 @@ run_part() {
     # Side by side: most of their time goes into compiling on the CPU.
     tests)
         run_tests rest --ignore tests/fast/test_graphs_gpu.py tests &
-        for name in diffprune feature_norm holov "pyramiddrop or twice"; do
+        for name in diffprune feature_norm holov "pyramiddrop or twice or room"; do
             run_tests "graphs_${name%% *}" tests/fast/test_graphs_gpu.py -k "$name" &
         done
         wait

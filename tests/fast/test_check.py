@@ -39,3 +39,34 @@ def test_a_part_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "broken: FAILED" in said and "late: left out" in said
     assert log.found["broken"].startswith("failed: ZeroDivisionError")
+
+
+def test_what_failed_or_was_left_out_is_a_row_of_the_results(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("no such kernel\nand a long trace")
+
+    results = tmp_path / "fast_same.json"
+    log = check.Log(None, limit=60.0, results=results, commit="abc1234")
+    log.part("scenes_full", lambda: {"same": 50})
+    log.part("scenes_divprune", broken)
+    log.part("bandwidth", broken)  # compares no answers
+    log.limit = -1.0
+    log.part("agreement_full", broken)
+    assert read_results(results).rows == [
+        {"name": "scenes_full", "same": 50},
+        {"name": "scenes_divprune", "error": "RuntimeError: no such kernel"},
+        {"name": "agreement_full", "skipped": "left out, the time is over"},
+    ]
+
+
+def test_a_comparison_whose_model_is_not_there_is_a_row_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise ValueError("no room")
+
+    results = tmp_path / "fast_same.json"
+    log = check.Log(None, limit=60.0, results=results, commit="abc1234")
+    monkeypatch.setattr(check, "build", no_room)
+    check.check_llava(log, tiny=True, device="cpu")
+    assert [(row["name"], row["error"]) for row in read_results(results).rows] == [
+        (part, "RuntimeError: there is no model") for part in ("agreement_pruned", "exactness_pruned", "agreement_full")
+    ]

@@ -1,6 +1,7 @@
 """Captures: what is put back after one, and which choices become graphs. The device is made up; a GPU is not needed."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from diffprune.fast import graphs
 from diffprune.fast import path as fast_path
 from diffprune.fast.buckets import Picture
-from diffprune.fast.graphs import Stage, capturing
+from diffprune.fast.graphs import Stage, capturing, settled_heap
 from diffprune.fast.vision import Encoded
 
 
@@ -91,6 +92,35 @@ def test_what_is_dead_is_collected_before_the_capture(device: MadeUpDevice) -> N
     finally:
         gc.enable()
     assert finalised == ["main"]
+
+
+def test_in_a_settled_heap_what_is_new_is_collected_and_all_of_it_afterwards() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    old = Cycle()
+    watched_old = weakref.ref(old)
+    with pytest.raises(KeyError), settled_heap():
+        assert gc.get_freeze_count() > 0
+        new = Cycle()
+        watched_new = weakref.ref(new)
+        del old, new
+        gc.collect()
+        assert watched_new() is None and watched_old() is not None
+        raise KeyError("inside")
+    gc.collect()
+    assert watched_old() is None and gc.get_freeze_count() == 0
+
+
+def test_a_heap_that_somebody_else_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        with settled_heap():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_stage_that_is_not_captured_needs_no_device() -> None:

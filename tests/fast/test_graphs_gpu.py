@@ -1,5 +1,6 @@
 """Graphs on a CUDA device: captured where they should be, and the same answers as the reference path."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,25 @@ def test_what_the_compiler_gets_wrong_is_captured_without_it(
     vlm = on_gpu("llava", method)
     assert vlm.fast.decoder.compiled == (wrong == "one_block")  # which is the tower's
     assert_same_answers(vlm)
+
+
+def test_without_room_the_model_is_as_before_and_can_be_compiled_smaller() -> None:
+    vlm = on_gpu("llava", "feature_norm")
+    vlm.fast = None
+    asked: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "return_ids": True}
+    wanted = vlm.generate([tiny.picture(1)], "what is it?", **asked)
+    gc.collect()
+    room = torch.cuda.memory_reserved() + 2**24
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        with pytest.raises(ValueError, match="the GPU has no room for the fast path"):
+            vlm.compile(batch_sizes=(512,), text_buckets=(1024,), max_new_tokens=64)
+        assert vlm.fast is None
+        assert torch.equal(vlm.generate([tiny.picture(1)], "what is it?", **asked), wanted)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert vlm.compile(text_buckets=(64,), max_new_tokens=6).captured
+    assert torch.equal(vlm.generate([tiny.picture(1)], "what is it?", **asked), wanted)
 
 
 def test_a_graph_gives_the_same_twice_and_follows_its_inputs() -> None:

@@ -1,6 +1,7 @@
 """The fast path against the reference path: the same logits, the same answers, and what does not fit says so once."""
 
 import logging
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -187,13 +188,22 @@ def test_other_families_answer_the_same_where_only_the_language_model_is_fast(sa
     assert sayings() == []
 
 
-def test_tiles_of_another_number_or_two_sizes_at_once_are_encoded_as_before(sayings: Any) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ([(60, 180)], "a picture of 60 x 180, so it runs there as without compile(); compile(image_sizes=[(60, 180)])"),
+        ([(100, 70), (64, 48)], "pictures of several sizes at once, so it runs there as without compile(); a batch of"),
+    ],
+)
+def test_tiles_of_another_number_or_two_sizes_at_once_are_encoded_as_before_and_that_is_said(
+    sizes: list[tuple[int, int]], sentence: str, sayings: Any
+) -> None:
     vlm = compiled("llava_next", "feature_norm")
-    other, mixed = [tiny.picture(1, (60, 180))], [tiny.picture(1), tiny.picture(2, (64, 48))]
-    for images, text in ((other, ["what?"]), (mixed, QUESTIONS[:2])):
-        assert vlm.fast.start(vlm.prepare([[image] for image in images], text)).picture is None
-        assert torch.equal(answer(vlm, images, text), reference(vlm, images, text))
-    assert sayings() == []
+    images, text = [tiny.picture(seed, size) for seed, size in enumerate(sizes)], QUESTIONS[: len(sizes)]
+    assert vlm.fast.start(vlm.prepare([[image] for image in images], text)).picture is None
+    assert torch.equal(answer(vlm, images, text), reference(vlm, images, text))
+    (said,) = sayings()
+    assert said.startswith(f"the fast path has no encoder for {sentence}")
 
 
 def test_cuts_between_layers_are_refused_where_newlines_stand_between_the_tokens() -> None:
@@ -214,21 +224,44 @@ def test_text_alone_and_several_pictures_are_spliced_as_before_and_prefilled_fas
     assert sayings() == []
 
 
-def test_a_picture_of_a_size_not_compiled_for_is_encoded_as_before(sayings: Any) -> None:
+def test_a_picture_of_a_size_not_compiled_for_is_encoded_as_before_and_that_is_said_once(sayings: Any) -> None:
     vlm = compiled("qwen2_5_vl", "feature_norm")
-    images = [tiny.picture(1, (180, 60))]
-    run = vlm.fast.start(vlm.prepare([images], ["what?"]))
-    assert run.picture is None and run.bucket.length == 69
-    assert torch.equal(answer(vlm, images, "what?"), reference(vlm, images, "what?"))
-    assert sayings() == []
+    for size in ((180, 60), (60, 180), (180, 60)):
+        images = [tiny.picture(1, size)]
+        run = vlm.fast.start(vlm.prepare([images], ["what?"]))
+        assert run.picture is None and run.bucket.length == 69
+        assert torch.equal(answer(vlm, images, "what?"), reference(vlm, images, "what?"))
+    assert sayings() == [
+        "the fast path has no encoder for a picture of 180 x 60, so it runs there as without compile(); "
+        "compile(image_sizes=[(180, 60)]) has one"
+    ]
 
 
-def test_another_budget_than_compiled_for_gives_the_same_answer(sayings: Any) -> None:
+def test_another_budget_than_compiled_for_gives_the_same_answer_and_is_said_once(sayings: Any) -> None:
     vlm = compiled("llava", "feature_norm", keep=[5, 0.5])
-    for keep in (5, 8, 0.5, 3):
+    for keep, said in ((5, 0), (8, 0), (0.5, 0), (3, 1), (2, 1)):
         found = answer(vlm, [tiny.picture(1)], "what?", keep=keep)
         assert torch.equal(found, reference(vlm, [tiny.picture(1)], "what?", keep=keep))
-    assert sayings() == []
+        assert len(sayings()) == said
+    assert sayings() == [
+        "the fast path has no choice for keep=3, so it runs there as without compile(); compile(keep=(5, 3)) has one"
+    ]
+
+
+def test_a_text_between_the_buckets_is_spliced_as_before_and_that_is_said_once(sayings: Any) -> None:
+    vlm = compiled("llava", "feature_norm", keep=[5, 0.5])
+    text, images = "?", [tiny.picture(1)]
+    while (
+        count := int((vlm.prepare([images], [text]).features["input_ids"] != vlm.backbone.image_token_id).sum())
+    ) < 66:
+        text += "?"
+    for _ in range(2):
+        assert torch.equal(answer(vlm, images, text), reference(vlm, images, text))
+    assert count == 66 and vlm.fast.start(vlm.prepare([images], [text])).bucket.length == 72
+    assert sayings() == [
+        "the fast path has no splice for 66 text tokens beside 5 visual ones, so it runs there as without compile(); "
+        "compile(text_buckets=(66,)) has one"
+    ]
 
 
 def test_a_method_that_keeps_fewer_than_asked_is_spliced_as_before() -> None:
@@ -425,15 +458,55 @@ def test_a_method_inside_the_language_model_that_is_not_known_is_refused() -> No
         pruned("llava", "pyramiddrop", keep=5, native=True).compile()
 
 
-def test_a_device_without_room_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+NO_ROOM = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported elsewhere"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
+
+
+@pytest.mark.parametrize("error", NO_ROOM, ids=lambda error: str(error)[:30])
+@pytest.mark.parametrize("is_hidden", [False, True], ids=["said", "behind another"])
+def test_a_device_without_room_is_one_sentence(
+    error: RuntimeError, is_hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        try:
+            raise error.with_traceback(None)
+        finally:
+            if is_hidden:  # as the end of a capture does
+                raise RuntimeError("operation failed due to a previous error during capture")
 
     vlm = pruned("llava", "feature_norm", keep=5)
     monkeypatch.setattr(fast_path.CacheStore, "reserve", full)
-    with pytest.raises(ValueError, match="no room for the fast path; give fewer or smaller batch_sizes"):
+    with pytest.raises(ValueError, match="no room for the fast path; give fewer or smaller batch_sizes") as refused:
         vlm.compile()
-    assert vlm.fast is None
+    assert vlm.fast is None and refused.value.__cause__ is None
+    assert isinstance(vlm.generate([tiny.picture(1)], "what?", max_new_tokens=2), str)
+
+
+def test_what_was_built_before_the_room_was_gone_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def full(path: Any, *_: Any) -> None:
+        built.append(weakref.ref(path))
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(fast_path.FastPath, "_make_buckets", full)
+    with pytest.raises(ValueError, match="no room for the fast path"):
+        pruned("llava", "feature_norm", keep=5).compile()
+    assert built and built[0]() is None
+
+
+def test_an_error_that_has_nothing_to_do_with_room_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(fast_path.CacheStore, "reserve", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        pruned("llava", "feature_norm", keep=5).compile()
 
 
 def test_a_request_outside_the_buckets_is_refused_by_the_stages() -> None:

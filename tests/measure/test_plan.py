@@ -1,12 +1,13 @@
 """`diffprune plan`: counts that are exact, predictions that follow the roofline, and what was measured beside them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diffprune.measure import plan
+from diffprune.measure import accuracy, plan
 from diffprune.measure.gpus import GPUS, find_gpu, gpu_of_device
 from diffprune.measure.roofline import Calibration, Curve, Work, fit_curve
 from diffprune.methods.base import LayerPruner
@@ -76,7 +77,9 @@ def test_too_few_rows_fix_no_curve():
 
 
 def test_an_unknown_card_is_answered_with_the_known_ones_and_a_way_out():
-    with pytest.raises(ValueError, match=r"the card 'h300' is not known; there are b200, h200.*--tflops, --bandwidth"):
+    with pytest.raises(
+        ValueError, match=r"'h300' is not known \(did you mean h200 or .*there are b200, h200.*--tflops, --bandwidth"
+    ):
         find_gpu("h300")
     own = find_gpu("h300", tflops=100, bandwidth=1000, memory=48)
     assert (own.tflops, own.bandwidth, own.memory) == (100, 1000, 48)
@@ -84,6 +87,37 @@ def test_an_unknown_card_is_answered_with_the_known_ones_and_a_way_out():
         find_gpu(None, tflops=100)
     with pytest.raises(ValueError, match="numbers are above 0"):
         find_gpu("h200", tflops=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("rtx4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("H200 SXM", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("a100_40", "a100-40"),
+        ("H100", "h100"),
+        ("V100 SXM2 32GB", "v100"),
+    ],
+)
+def test_a_card_may_be_named_loosely_where_that_is_one_card(name: str, key: str):
+    assert find_gpu(name) == GPUS[key]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("A100", r"'A100' is more than one \(did you mean a100-80 or a100-40\?\)"),
+        ("H200 NVL", r"'H200 NVL' is not known \(did you mean h200"),
+        ("RTX 4090 Laptop", r"'RTX 4090 Laptop' is not known \(did you mean rtx-4090"),
+        ("l40", r"'l40' is not known \(did you mean l40s"),
+        ("", "the card '' is not known; there are"),
+    ],
+)
+def test_a_name_of_several_cards_or_of_none_is_answered_with_the_nearest(name: str, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        find_gpu(name)
 
 
 def test_a_datasheet_number_can_be_replaced_by_a_measured_one():
@@ -98,6 +132,9 @@ def test_a_datasheet_number_can_be_replaced_by_a_measured_one():
         ("NVIDIA A100-SXM4-80GB", "a100-80"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("CPU some cores", None),
     ],
@@ -176,6 +213,7 @@ def test_a_batch_that_does_not_fit_has_counts_and_a_sentence_but_no_times():
 def test_text_is_padded_to_a_bucket_on_the_fast_path_alone():
     assert [plan.padded_text(n, "fast") for n in (1, 64, 65, 128, 300)] == [64, 64, 128, 128, 300]
     assert plan.padded_text(40, "eager") == 40
+    assert [plan.padded_text(n, "fast", (100, 40)) for n in (1, 41, 101)] == [40, 100, 101]
 
 
 def test_an_unknown_model_is_one_sentence():
@@ -272,22 +310,31 @@ def test_the_plan_is_within_a_quarter_of_every_measured_fast_prefill(path: Path)
     assert not far, far
 
 
-def accuracy() -> list[str]:
-    """How far the plan is from what was measured, as the table in docs/profile.md tells it."""
-    found: dict[str, list[float]] = {}
-    for results in map(read_results, MEASURED):
-        for row in plan.compare(results, plan.CALIBRATIONS["fast"], find_gpu(gpu_of_device(results.device)), "fast"):
-            kind = "all tokens" if row["method"] == "full" else f"{row['num_kept']} tokens"
-            kind = kind if plan.is_even(row) else f"{kind} after cuts between layers"
-            found.setdefault(f"{row['backbone']}, {kind}", []).append(row["predicted_over_measured"])
-    return [f"| {kind} | {len(some)} | {min(some):.2f} to {max(some):.2f} |" for kind, some in sorted(found.items())]
-
-
 @pytest.mark.skipif(not MEASURED, reason="results/ttft.json is not there: diffprune profile on a GPU writes it")
 def test_the_page_tells_how_far_the_plan_is_from_what_was_measured():
     page = (Path(__file__).parents[2] / "docs" / "profile.md").read_text()
-    head = "| prefill of | rows | predicted over measured |\n|---|---|---|"
-    assert "\n".join([head, *accuracy()]) in page
+    assert accuracy.refresh(page, [read_results(path) for path in MEASURED]) == page
+
+
+def test_a_plan_is_compared_at_the_shapes_that_were_measured():
+    counts = plan.describe("llava-1.5-7b").count((336, 336))
+    foretold = plan.predict(
+        plan.describe("llava-1.5-7b"), H200, plan.CALIBRATIONS["fast"], counts=counts, num_kept=64, num_text=40,
+        batch=1, text_buckets=(40, 100),
+    )  # fmt: skip
+    row = {
+        "method": "diffprune", "backbone": "llava-1.5-7b", "path": "fast", "batch": 1, "num_text": 40, "keep": 64,
+        "num_visual": 576, "num_kept": 64, "num_columns": 104, **foretold,
+    }  # fmt: skip
+    rows = [{**row, "pruner_ms": 2 * foretold["pruner_ms"]}, {**row, "method": "holov"}, {**row, "error": "no"}]
+    results = replace(results_of(rows[:2]), command="diffprune profile --text-buckets 40,100 --out x")
+    stages, others = accuracy.accuracy([results], "fast").split("\n\n")
+    assert stages.splitlines()[-1].endswith("| 1.00 to 1.00 | 0.50 to 0.50 | 1.00 to 1.00 | 1.00 to 1.00 |")
+    assert others.splitlines()[-1] == "| llava-1.5-7b, 64 tokens | 1 | 1.00 to 1.00 |"
+    with pytest.raises(ValueError, match="no row of the eager path to compare with"):
+        accuracy.accuracy([results], "eager")
+    with pytest.raises(ValueError, match="between which the tables go"):
+        accuracy.refresh("no markers", [results])
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -304,6 +351,25 @@ def test_the_command_prints_full_and_pruned(capsys):
     out = capsys.readouterr().out
     assert "full" in out and "pruned" in out and "gain" in out and "NVIDIA H200" in out
     assert f"Efficiency curves: {plan.CALIBRATIONS['fast'].source}." in out  # a guess must not look measured
+
+
+def test_the_command_pads_the_text_to_the_buckets_it_is_given(capsys):
+    found = []
+    for more in ([], ["--text-buckets", "40,100"]):
+        run("--keep", "64", "--gpu", "h200", "--json", *more)
+        found.append(json.loads(capsys.readouterr().out)["rows"][1])
+    assert found[0]["kv_mb"] / found[1]["kv_mb"] == pytest.approx((64 + 64 + 32) / (64 + 40 + 32))
+    with pytest.raises(ValueError, match="--text-buckets 'x' is no list"):
+        run("--keep", "64", "--gpu", "h200", "--text-buckets", "x")
+
+
+def test_the_command_says_how_far_off_it_was(tmp_path, capsys):
+    from diffprune.results import write_results
+
+    rows = [row | {"keep": row["num_kept"]} for row in rows_from(plan.CALIBRATIONS["fast"])]
+    write_results(tmp_path / "ttft.json", name="ttft", rows=rows, device="NVIDIA H200", command="diffprune profile")
+    run("--against", str(tmp_path / "ttft.json"))
+    assert "| llava-1.5-7b, all tokens, batch 8 | 1 | 1.00 to 1.00 | - | 1.00 to 1.00 |" in capsys.readouterr().out
 
 
 def test_the_command_gives_json(capsys):

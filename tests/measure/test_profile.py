@@ -229,6 +229,38 @@ def test_nothing_is_compiled_before_the_last_eager_row():
     ]
 
 
+def test_some_methods_alone_decode_and_run_on_the_eager_path():
+    settings = profile.Settings(
+        **OPTIONS, methods=["full", "diffprune", "random"], eager_methods=["full"], decode_methods=["diffprune"]
+    )
+    rows = profile.profile(settings)[1:]
+    assert [(row["path"], row["method"]) for row in rows] == [
+        ("eager", "full"), ("fast", "full"), ("fast", "diffprune"), ("fast", "random"),
+    ]  # fmt: skip
+    assert ["decode_tok_s" in row for row in rows] == [False, False, True, False] and profile.not_run(
+        settings, rows
+    ) == []
+
+
+def test_eager_rows_leave_the_fast_ones_their_share_of_the_time(monkeypatch):
+    now = [0.0]
+
+    def measured(settings: Any, subject: Any, head: Any, *_: Any) -> dict[str, Any]:
+        now[0] += 10.0
+        return {"ttft_ms": 1.0}
+
+    monkeypatch.setattr(profile, "measure_method", measured)
+    monkeypatch.setattr(profile.time, "monotonic", lambda: now[0])
+    methods = ["full", "diffprune", "holov", "random"]
+    settings = profile.Settings(**{**OPTIONS, "seconds": 50.0}, methods=methods)
+    monkeypatch.setattr(profile, "EAGER_SHARE", 0.5)
+    rows = [(row["path"], row["method"]) for row in profile.profile(settings)[1:]]
+    assert rows == [("eager", name) for name in methods[:3]] + [("fast", name) for name in methods[:3]]
+    now[0] = 0.0
+    alone = profile.Settings(**{**OPTIONS, "seconds": 50.0}, methods=methods, paths=["eager"])
+    assert len(profile.profile(alone)[1:]) == 4
+
+
 def test_a_method_leaves_only_the_shared_weights_to_the_next(subject):
     weights = profile.FastWeights(profile.Settings(**OPTIONS))
     first, second = (with_method(subject, "diffprune", keep=3, dtype=torch.float32) for _ in range(2))
@@ -337,7 +369,8 @@ def test_the_page_has_the_command_that_measured_the_loop():
 
 def test_a_percentile_is_a_measured_value():
     assert throughput.percentile([1.0, 2.0, 3.0], 0.99) == 3.0
-    assert throughput.percentile([float(i) for i in range(200)], 0.99) == 198.0
+    assert throughput.percentile([float(i) for i in range(1, 201)], 0.99) == 198.0
+    assert throughput.percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0 and throughput.percentile([1.0, 2.0], 0.0) == 1.0
 
 
 def test_every_round_of_the_loop_waits_for_its_answer(monkeypatch):
@@ -354,7 +387,7 @@ def settings_of(**changed: Any) -> profile.Settings:
     options: dict[str, Any] = dict(
         backbone="llava-1.5-7b", random_weights=True, size="tiny", methods="full", keep="64", text="40,100",
         batch="1,32", paths="eager,fast", image="336x336", dtype="", device="cpu", runs=30, text_buckets="",
-        seconds=60.0, decode=True, kernels=0,
+        seconds=60.0, decode=True, decode_methods="", eager_methods="", kernels=0,
     )  # fmt: skip
     return read_settings(**{**options, **changed})
 
@@ -365,11 +398,20 @@ def test_options_become_settings():
     assert settings.image == (1344, 896) and settings.dtype == torch.float32
 
 
+def test_a_method_is_measured_with_the_options_behind_its_name(subject):
+    methods = "full,pyramiddrop[layers=1;ratios=0.5],fastv[layer=1;budget=average]"
+    settings = settings_of(methods=methods, eager_methods="pyramiddrop[layers=1;ratios=0.5]")
+    assert list(settings.methods) == methods.split(",") and list(settings.eager_methods) == settings.methods[1:2]
+    built = with_method(subject, settings.methods[2], keep=0.9, dtype=torch.float32).method
+    assert (built.name, built.options.layer, built.options.budget) == ("fastv", 1, "average")
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"methods": "ful"}, "unknown method 'ful'"),
         ({"methods": " , "}, "no method was named"),
+        ({"methods": "full,fastv[layr=1]"}, "method 'fastv' has no option 'layr'; did you mean layer"),
         ({"image": "336"}, "image '336' is no size"),
         ({"batch": "0"}, "--batch '0' is no list"),
         ({"text": "x"}, "--text 'x' is no list"),
@@ -379,6 +421,8 @@ def test_options_become_settings():
         ({"keep": "0"}, "keep=0 keeps nothing"),
         ({"keep": "1.0,1"}, "keep=1 is one token and keep=1.0 is all of them"),
         ({"device": "warp"}, "device 'warp' cannot be used here"),
+        ({"decode_methods": "holov"}, "--decode-methods names 'holov', which is not measured; there are full"),
+        ({"eager_methods": "full,random"}, "--eager-methods names 'random', which is not measured"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(changed, sentence):
@@ -394,6 +438,8 @@ def test_random_weights_are_there_for_known_sizes_alone():
         ValueError, match=r"'qwen3-vl-2b' is known, but its size cannot be built .* leave --random-weights"
     ):
         load_subject("qwen3-vl-2b", **options)
+    with pytest.raises(ValueError, match=r"7.1 billion parameters and there is no GPU .* 26 GiB .* --size tiny"):
+        load_subject("llava-1.5-7b", **{**options, "tiny": False})
 
 
 def test_the_command_writes_results_and_a_figure(tmp_path: Path, monkeypatch, capsys):

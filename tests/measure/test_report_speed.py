@@ -131,3 +131,13 @@ def test_a_short_table_of_quality_goes_from_the_best_at_the_smallest_budget_belo
     page = refresh_tables("<!-- results: kept, short -->\n<!-- end of results -->", {"kept": results})
     told = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")][2:]
     assert told == ["random", "better", "worse"]
+
+
+def test_each_time_stands_beside_its_ratio_to_the_floor():
+    row = {**ROW, "method": "full", "batch": 1, "prefill_ms": 6.0, "ratio_to_floor": 1.5, "floor_ms": 4.0}
+    row |= {"ttft_ms": 9.0, "ttft_ratio_to_floor": 1.8, "decode_tok_s": 200.0, "decode_ratio_to_floor": 1.25}
+    page = render_tables([row])
+    assert (
+        "| method | path | prefill_ms | ratio_to_floor | floor_ms | ttft_ms | ttft_ratio_to_floor | decode_tok_s | "
+        "decode_ratio_to_floor |" in page
+    )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import choose_device, print_json
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json
 
 
 def command(
@@ -18,7 +18,7 @@ def command(
     model: Annotated[
         str, typer.Option(help="Base model for --pruner none: a folder, a hub id, scenes-llava or scenes-nano.")
     ] = "scenes-llava",
-    method: Annotated[str, typer.Option(help="Method for --pruner none (diffprune methods).")] = "full",
+    method: Annotated[str, typer.Option(help=f"Method for --pruner none (diffprune methods). {OPTIONS_HELP}")] = "full",
     keep: Annotated[str | None, typer.Option(help="Tokens per picture (64) or a share (0.111).")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Length of the answer at most.")] = 64,
     fast: Annotated[
@@ -43,12 +43,16 @@ def command(
     vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
     extra = {}
     if fast:
-        report = vlm.compile(image_sizes=[picture.size for picture in pictures], max_new_tokens=max_new_tokens)
-        extra["compile_seconds"] = sum(report.seconds.values())
+        try:
+            report = vlm.compile(image_sizes=[picture.size for picture in pictures], max_new_tokens=max_new_tokens)
+            extra["compile_seconds"] = sum(report.seconds.values())
+        except ValueError as reason:
+            typer.echo(f"{reason}. The answer is the reference path's, without --fast.", err=True)
     start = time.perf_counter()
     answer = vlm.generate(images=pictures, text=question, max_new_tokens=max_new_tokens, do_sample=False)
     seconds = time.perf_counter() - start
     if as_json:
-        print_json({"answer": answer, "keep": vlm.budget.keep, "method": vlm.method.name, "seconds": seconds, **extra})
+        named = method if pruner == "none" else vlm.method.name
+        print_json({"answer": answer, "keep": vlm.budget.keep, "method": named, "seconds": seconds, **extra})
     else:
         print(answer)

@@ -24,8 +24,15 @@ def command(
     bandwidth: Annotated[float | None, typer.Option(help="The card's memory bandwidth, GB/s.")] = None,
     memory: Annotated[float | None, typer.Option(help="The card's memory, GB.")] = None,
     path: Annotated[str, typer.Option(help="fast (compiled) or eager (the model as it is).")] = "fast",
+    text_buckets: Annotated[
+        str, typer.Option(help="Sizes to which the fast path pads the text: what compile() is given.")
+    ] = "64,128",
     calibrate: Annotated[
         list[Path] | None, typer.Option(help="Fit the curves to this results file of diffprune profile first.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(help="Instead, how far the plan is from what this results file of diffprune profile measured."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -41,8 +48,12 @@ def command(
       diffprune plan --backbone llava-1.5-7b --keep 64 --gpu rtx-4090 --json
       diffprune plan --keep 64 --tflops 200 --bandwidth 1000 --memory 32
       diffprune plan --keep 64 --gpu h200 --calibrate results/ttft.json
+      diffprune plan --keep 64 --gpu h200 --text 40 --text-buckets 40,100
+      diffprune plan --against results/ttft.json
     """
+    from diffprune.cli.profile import read_numbers
     from diffprune.measure import plan as planned
+    from diffprune.measure.accuracy import accuracy
     from diffprune.measure.gpus import find_gpu
     from diffprune.measure.probes import picture_size
     from diffprune.results import read_results
@@ -50,7 +61,11 @@ def command(
 
     if path not in planned.CALIBRATIONS:
         raise ValueError(f"path {path!r} is not known; give {' or '.join(planned.CALIBRATIONS)}")
-    size, budget = picture_size(image), Budget.parse(keep).keep
+    if against:
+        card = None if gpu is None else find_gpu(gpu, tflops=tflops, bandwidth=bandwidth, memory=memory)
+        print(accuracy([read_results(file) for file in against], path, card))
+        return
+    size, budget, buckets = picture_size(image), Budget.parse(keep).keep, read_numbers(text_buckets, "text-buckets")
     card = find_gpu(gpu, tflops=tflops, bandwidth=bandwidth, memory=memory)
     calibration, checked = planned.CALIBRATIONS[path], []
     if calibrate:
@@ -74,6 +89,7 @@ def command(
         new_tokens=new_tokens,
         path=path,
         calibration=calibration,
+        text_buckets=buckets,
     )
     for sentence in planned.remarks(rows, budget, card):
         typer.echo(sentence, err=True)

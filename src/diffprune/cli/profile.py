@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffprune.cli import choose_device, print_json, print_table, require_writable
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, require_writable
 
 if TYPE_CHECKING:
     from diffprune.measure.profile import Settings
@@ -22,7 +22,9 @@ def command(
         typer.Option("--random-weights", help="Build the preset at its real size, no download: speed is the same."),
     ] = False,
     size: Annotated[str, typer.Option(help="real, or tiny for a small model of the same kind.")] = "real",
-    methods: Annotated[str, typer.Option(help="Comma-separated (diffprune methods).")] = "full,diffprune",
+    methods: Annotated[
+        str, typer.Option(help=f"Comma-separated (diffprune methods). {OPTIONS_HELP}")
+    ] = "full,diffprune",
     keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "64",
     text: Annotated[str, typer.Option(help="Comma-separated numbers of text tokens.")] = "40",
     batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
@@ -36,6 +38,12 @@ def command(
     decode: Annotated[
         bool, typer.Option("--decode/--no-decode", help="Time decoding too; without, the fast path warms up sooner.")
     ] = True,
+    decode_methods: Annotated[
+        str, typer.Option(help="Comma-separated: time decoding of these alone; empty: of all.")
+    ] = "",
+    eager_methods: Annotated[
+        str, typer.Option(help="Comma-separated: these alone run on the eager path too; empty: all.")
+    ] = "",
     kernels: Annotated[
         int, typer.Option(min=0, help="At the end, list so many of the slowest kernels of each prefill.")
     ] = 0,
@@ -81,6 +89,8 @@ def command(
         text_buckets=text_buckets,
         seconds=seconds,
         decode=decode,
+        decode_methods=decode_methods,
+        eager_methods=eager_methods,
         kernels=kernels,
     )
     for path in (out, figure):
@@ -145,6 +155,8 @@ def read_settings(
     text_buckets: str,
     seconds: float,
     decode: bool,
+    decode_methods: str,
+    eager_methods: str,
     kernels: int,
 ) -> Settings:
     """The options as settings, each checked before anything is built."""
@@ -159,6 +171,7 @@ def read_settings(
     wanted = [path for path in paths.split(",") if path]
     if not wanted or set(wanted) - {"eager", "fast"}:
         raise ValueError(f"paths {paths!r} are not known; give eager, fast or eager,fast")
+    named = check_methods(methods)
     device = choose_device(device)
     dtype = dtype or ("float16" if device.startswith("cuda") else "float32")
     if dtype not in ("float16", "bfloat16", "float32"):
@@ -167,23 +180,36 @@ def read_settings(
         backbone=backbone,
         random_weights=random_weights,
         tiny=size == "tiny",
-        methods=check_methods(methods.split(",")),
+        methods=named,
         keeps=parse_budgets(keep),
-        texts=_numbers(text, "text"),
-        batches=_numbers(batch, "batch"),
+        texts=read_numbers(text, "text"),
+        batches=read_numbers(batch, "batch"),
         paths=wanted,
         image=picture_size(image),
         device=device,
         dtype=getattr(torch, dtype),
         runs=runs,
-        text_buckets=_numbers(text_buckets, "text-buckets") if text_buckets else (),
+        text_buckets=read_numbers(text_buckets, "text-buckets") if text_buckets else (),
         seconds=seconds,
         decode=decode,
+        decode_methods=_some(decode_methods, named, "decode-methods"),
+        eager_methods=_some(eager_methods, named, "eager-methods"),
         kernels=kernels,
     )
 
 
-def _numbers(text: str, name: str) -> list[int]:
+def _some(text: str, methods: list[str], name: str) -> list[str]:
+    """Methods of those that are measured, separated by commas."""
+    from diffprune.methods.named import split_methods
+
+    wanted = split_methods(text)
+    for method in wanted:
+        if method not in methods:
+            raise ValueError(f"--{name} names {method!r}, which is not measured; there are {', '.join(methods)}")
+    return wanted
+
+
+def read_numbers(text: str, name: str) -> list[int]:
     """Whole numbers from 1, separated by commas."""
     try:
         numbers = [int(item) for item in text.split(",") if item]

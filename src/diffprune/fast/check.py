@@ -34,6 +34,7 @@ from diffprune.results import write_results, write_text
 from diffprune.types import VisualTokens
 
 SAME = ("agreement_", "exactness_", "qwen_agreement", "scenes_")  # parts that compare the two paths' answers
+SKIPPED, FAILED = "left out, the time is over", "failed: "
 QUESTION = "What is written on the sign beside the old red house by the sea, and who painted it so long ago? "
 
 
@@ -51,7 +52,9 @@ class Log:
         """What the function gives, noted and printed; None where it fails or the time is over."""
         elapsed = time.perf_counter() - self.start
         if elapsed > self.limit:
-            print(f"[{elapsed:6.1f} s] {name}: left out, the time is over", flush=True)
+            self.found[name] = SKIPPED
+            print(f"[{elapsed:6.1f} s] {name}: {SKIPPED}", flush=True)
+            self.write()
             return None
         try:
             result = function()
@@ -59,19 +62,40 @@ class Log:
             print(f"[{time.perf_counter() - self.start:6.1f} s] {name}: {short(self.found[name])}", flush=True)
         except Exception as error:
             result = None
-            self.found[name] = f"failed: {type(error).__name__}: {error}"
+            self.found[name] = f"{FAILED}{type(error).__name__}: {error}"
             print(f"[{time.perf_counter() - self.start:6.1f} s] {name}: FAILED", flush=True)
             traceback.print_exc()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
+        self.write()
+        return result
+
+    def lacking(self, what: str, *parts: str) -> None:
+        """Note the parts that cannot be run without what failed or was left out before."""
+
+        def refuse() -> None:
+            raise RuntimeError(f"there is no {what}")
+
+        for part in parts:
+            self.part(part, refuse)
+
+    def write(self) -> None:
+        """All findings so far, and of those that compare answers a results file."""
         if self.path is not None:
             write_text(self.path, json.dumps(self.found, indent=1))
         if self.results is not None:
-            same = {part: values for part, values in self.found.items() if part.startswith(SAME)}
-            rows = [{"name": part, **values} for part, values in same.items() if isinstance(values, dict)]
+            rows = [row_of(part, value) for part, value in self.found.items() if part.startswith(SAME)]
             if rows:
                 write_results(self.results, name="fast_same", rows=rows, commit=self.commit)
-        return result
+
+
+def row_of(part: str, value: Any) -> dict[str, Any]:
+    """A finding as a row of results; one that failed or was left out has the reason in its place."""
+    if isinstance(value, dict):
+        return {"name": part, **value}
+    if value == SKIPPED:
+        return {"name": part, "skipped": value}
+    return {"name": part, "error": str(value).removeprefix(FAILED).partition("\n")[0]}
 
 
 def short(value: Any) -> str:
@@ -354,6 +378,7 @@ def check_llava(log: Log, *, tiny: bool, device: str) -> None:
     config, processor = MODELS["llava-1.5-7b"][0](tiny)
     model = log.part("build", lambda: build(config, device, dtype))
     if model is None:
+        log.lacking("model", "agreement_pruned", "exactness_pruned", "agreement_full")
         return
     model.generation_config.eos_token_id = None
     weights = sum(p.numel() * p.element_size() for p in model.model.language_model.layers.parameters())
@@ -392,6 +417,8 @@ def check_llava(log: Log, *, tiny: bool, device: str) -> None:
                 }[name]
                 if graph is not None:
                     log.part(f"kernels_{name}", lambda graph=graph: kernels(graph))
+    else:
+        log.lacking("fast path", "agreement_pruned", "exactness_pruned")
     whole = log.part("compile_full", lambda: compiled(full, share=fast, text_buckets=texts[:1]))
     if whole is not None:
         log.part(f"full_{texts[0]}", lambda: stages(whole, short_prompt, device, repeats))
@@ -399,6 +426,8 @@ def check_llava(log: Log, *, tiny: bool, device: str) -> None:
         log.part("exactness_full", lambda: against_exact(full, whole, short_prompt))
         if device != "cpu":
             log.part("kernels_prefill_full", lambda: kernels(whole.start(short_prompt).bucket.prefill))
+    else:
+        log.lacking("fast path", "agreement_full")
     del whole
     rows = 2 if tiny else 32
     many = prompts(full, texts[0], rows)
@@ -459,6 +488,7 @@ def check_qwen(log: Log, *, tiny: bool, device: str) -> None:
     described = log.part("qwen_config", lambda: MODELS["qwen2.5-vl-7b"][0](tiny))
     model = described and log.part("qwen_build", lambda: build(described[0], device, dtype))
     if not model:
+        log.lacking("model", "qwen_agreement")
         return
     processor = described[1]
     model.generation_config.eos_token_id = None
@@ -473,6 +503,7 @@ def check_qwen(log: Log, *, tiny: bool, device: str) -> None:
         lambda: FastPath(pruned, text_buckets=(60,), image_sizes=[(side, side)], max_new_tokens=32),
     )
     if fast is None:
+        log.lacking("fast path", "qwen_agreement")
         return
     log.part("qwen_seconds", lambda: fast.report.seconds)
     log.part("qwen_stages", lambda: stages(fast, batch, device, repeats))
@@ -493,11 +524,13 @@ def check_scenes(log: Log, *, tiny: bool, device: str) -> None:
 
     name = "scenes-nano" if tiny else "scenes-llava"
     loaded = log.part(f"load_{name}", lambda: load_base(name, dtype=torch.float32))
+    budgets = {"full": 1.0, "cls_attention": 64, "divprune": 64, "pyramiddrop": 64}
     if loaded is None:
+        log.lacking("model", *(f"scenes_{method}" for method in budgets))
         return
     model, processor = loaded[0].to(device), loaded[1]
     num_prompts = 10 if tiny else 50
-    for method, keep in (("full", 1.0), ("cls_attention", 64), ("divprune", 64), ("pyramiddrop", 64)):
+    for method, keep in budgets.items():
         log.part(
             f"scenes_{method}",
             lambda method=method, keep=keep: same_answers(

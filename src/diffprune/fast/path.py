@@ -4,7 +4,7 @@ import gc
 import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from types import NoneType
@@ -29,7 +29,7 @@ from diffprune.fast.buckets import (
     num_columns,
 )
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
-from diffprune.fast.graphs import Compiler, Stage, capturing, waits_for_device
+from diffprune.fast.graphs import Compiler, Stage, capturing, is_out_of_memory, settled_heap, waits_for_device
 from diffprune.fast.vision import FastScorer, make_tower, take
 from diffprune.methods.base import LayerPruner, LayerState, MergingPruner, Pruner, ScoringPruner
 from diffprune.methods.fastv import FastV
@@ -145,7 +145,7 @@ class FastPath:
         self.max_new_tokens = positive("max_new_tokens", max_new_tokens)
         self.batch_sizes, self.text_buckets = sorted(set(batch_sizes)), sorted(set(text_buckets))
         keeps = [vlm.budget.keep] if keep is None else [keep] if isinstance(keep, int | float) else list(keep)
-        self.keeps = [Budget(value) for value in keeps]
+        self.keeps = [vlm.budget_of(value) for value in keeps]
         weight = vlm.base.get_input_embeddings().weight
         self.device, self.dtype = weight.device, vlm.base.dtype
         self.capture = self.device.type == "cuda"
@@ -155,7 +155,7 @@ class FastPath:
         if self.capture:
             torch.cuda.empty_cache()
         before = self._allocated()
-        with torch.inference_mode(False), torch.no_grad(), self.compiler.patient():
+        with torch.inference_mode(False), torch.no_grad(), self.compiler.patient(), settled_heap():
             self._build(image_sizes, fuse, share)
         shared = () if share is not None else (self.decoder.weights, self.tower)
         own = (*shared, self.scorer)
@@ -214,6 +214,8 @@ class FastPath:
         self.pictures: dict[tuple[int, ...], Picture] = {}
         self.choosers: dict[tuple[int, ...], Chooser] = {}
         self.splicers: dict[tuple[int, ...], Splicer] = {}
+        self.miscompiled: set[tuple[int, ...]] = set()  # picture shapes that were said when they were compiled
+        self.told: set[str] = set()  # stages of which it was said that a shape is outside what was compiled
         if self.tower is not None and vlm.budget_rule == "global":
             for sample in samples:
                 for batch in self.batch_sizes:
@@ -248,7 +250,9 @@ class FastPath:
                 with self._timed("verify"):
                     try:
                         self._verify_bucket(bucket)
-                    except torch.cuda.OutOfMemoryError:  # plain layers take more room than compiled ones
+                    except RuntimeError as error:  # plain layers take more room than compiled ones
+                        if not is_out_of_memory(error):
+                            raise
                         self.vlm._say_once(f"no room to compare {batch} x {length} compiled columns with plain layers")
             buckets.append(bucket)
         return buckets
@@ -285,6 +289,7 @@ class FastPath:
             picture.encode.warm_up(self.pool)
         with self._timed("verify"):
             if self.vision_compiler.enabled and not self._encodes_as_the_reference(picture, several):
+                self.miscompiled.add(key)
                 return
         self.pictures[key] = picture
         for k in sorted({self._kept(budget, picture.num_tokens) for budget in self.keeps}):
@@ -484,13 +489,15 @@ class FastPath:
         size = next((size for size in self.batch_sizes if size >= rows), None)
         if size is None:
             raise Unfit(f"the batch is larger than the {self.batch_sizes[-1]} rows compiled for")
-        budget = self.vlm.budget if keep is None else Budget(keep)
+        budget = self.vlm.budget_of(keep)
         run = Run(batch=batch, keep=budget.keep, rows=rows, host=host)
         if self.tower is None or batch.row_of_image != tuple(range(rows)):
             return self._plain(run)
         key = (size, *self.tower.key(batch, host))
         picture = self.pictures.get(key)
         visual = (ids == self.backbone.image_token_id) & mask
+        if picture is None and self.pictures and key not in self.miscompiled:
+            self._tell_size(batch.sizes[0], is_mixed=len(key) == 1)
         if picture is None or not bool((visual.sum(-1) == picture.num_placeholders).all()):
             return self._plain(run)
         run.picture = picture
@@ -513,7 +520,28 @@ class FastPath:
             run.num_kept = (k,) * rows
         elif isinstance(self.vlm.method, LayerPruner):
             raise Unfit("the method drops inside the language model, and nothing was compiled for this length and keep")
+        elif run.chooser is None:
+            self._tell("choice", f"keep={budget.keep}", f"compile(keep=({self.keeps[0].keep}, {budget.keep}))")
+        elif picture.tokens.slots is None and any(
+            bucket.batch == size and bucket.length >= k + text for bucket in self.buckets
+        ):
+            self._tell("splice", f"{text} text tokens beside {k} visual ones", f"compile(text_buckets=({text},))")
         return run
+
+    def _tell_size(self, size: tuple[int, int], *, is_mixed: bool) -> None:
+        """Say that the reference code encodes pictures like this one."""
+        if is_mixed:
+            self._tell("encoder", "pictures of several sizes at once", "a batch of one size")
+        else:
+            self._tell("encoder", f"a picture of {size[0]} x {size[1]}", f"compile(image_sizes=[{size}])")
+
+    def _tell(self, stage: str, shape: str, way_out: str) -> None:
+        """Say once for each stage that a shape is outside what was compiled: sizes may be as many as pictures."""
+        if stage not in self.told and not isinstance(self.vlm.method, LayerPruner):  # whose whole request is told
+            self.told.add(stage)
+            self.vlm._say_once(
+                f"the fast path has no {stage} for {shape}, so it runs there as without compile(); {way_out} has one"
+            )
 
     def _plain(self, run: Run) -> Run:
         """A request whose stages before the prefill are the reference path's."""
@@ -589,7 +617,7 @@ class FastPath:
                 return
             tokens = with_needs(self.backbone, run.batch, replace(rows, seeds=run.batch.seeds), method.needs)
             run.tokens = tokens
-        budget = Budget(run.keep)
+        budget = self.vlm.budget_of(run.keep)
         counts = budget.counts(tokens.mask) if run.picture is None else budget.count(run.picture.num_tokens)
         if isinstance(method, MergingPruner):
             run.merged, run.chosen = self.vlm.rule.reduce(tokens, counts).in_raster_order()
@@ -815,13 +843,17 @@ def compile_vlm(vlm: Any, **options: Any) -> FastPath:
             check_list(name, value)
     try:
         vlm.fast = FastPath(vlm, **options)
-    except torch.cuda.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    if vlm.fast is None:  # out of the handler, whose error holds what was built so far
         gc.collect()
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # where the device refuses even that, there is still the sentence
+            torch.cuda.empty_cache()
         raise ValueError(
             "the GPU has no room for the fast path; give fewer or smaller batch_sizes and text_buckets, or fuse=False "
             "(generate() works as before)"
-        ) from error
+        )
     return vlm.fast
 
 
@@ -926,6 +958,8 @@ def capturable(choose: Choose, picture: Picture, k: int, *, say: Callable[[str],
         with capturing():
             choose(x, into)
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         reason = str(error).partition("\n")[0]
         say(f"the choice of tokens cannot be a CUDA graph and runs as without compile(): {reason}")
         return False

@@ -6,7 +6,9 @@ and those of the B200's memory by a tenth: check yours, and give it with --tflop
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ GPUS: dict[str, Gpu] = {
 }
 
 
+# Words of a card's name that leave it the same card.
+SAY_NOTHING = frozenset(
+    ["nvidia", "geforce", "tesla", "gpu", "generation", "tensor", "core", "gb", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"]
+)
+
+
 def find_gpu(
     name: str | None,
     *,
@@ -50,14 +58,15 @@ def find_gpu(
     given = (tflops, bandwidth, memory)
     if any(number is not None and number <= 0 for number in given):
         raise ValueError("a card's numbers are above 0; give --tflops, --bandwidth (GB/s) and --memory (GB) as it has")
-    known = GPUS.get(re.sub(r"[\s_]+", "-", (name or "").strip().lower()))
-    if known is None:
-        if None in given:
-            called = "no card was named" if name is None else f"the card {name!r} is not known"
-            raise ValueError(
-                f"{called}; there are {', '.join(GPUS)}, or give its datasheet with --tflops, --bandwidth (GB/s) and "
-                "--memory (GB)"
-            )
+    keys = [] if name is None else keys_of(name)
+    if len(keys) == 1:
+        known = GPUS[keys[0]]
+    elif None in given:
+        raise ValueError(
+            f"{unknown(name, keys)}; there are {', '.join(GPUS)}, or give its datasheet with --tflops, --bandwidth "
+            "(GB/s) and --memory (GB)"
+        )
+    else:
         known = Gpu(name or "the card given", 1.0, 1.0, 1.0)
     return Gpu(
         known.name,
@@ -67,10 +76,42 @@ def find_gpu(
     )
 
 
+def keys_of(name: str) -> list[str]:
+    """The cards that a name may mean: the one that has all its words, else those of which it leaves words out.
+
+    "RTX4090", "H200 SXM" and "NVIDIA A100 80GB" are one card each, "A100" may be two. Words that tell a maker or a
+    socket do not count; any other word that a card has not ("H200 NVL", "RTX 4090 Laptop") makes it another card.
+    """
+    words = words_of(name)
+    whole = [
+        key
+        for key, gpu in GPUS.items()
+        if words >= set(key.split("-")) and words <= {*key.split("-"), f"{gpu.memory:g}"}
+    ]
+    return whole or [key for key in GPUS if words and words < set(key.split("-"))]
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a card's name that tell it from others: rtx4090 is rtx and 4090, 80GB is 80."""
+    found = re.findall(r"[a-z0-9]+", re.sub(r"rtx(?=\d)", "rtx ", name.lower()))
+    return {word.removesuffix("gb") for word in found} - SAY_NOTHING
+
+
+def unknown(name: str | None, keys: Sequence[str]) -> str:
+    """The beginning of a sentence about a name that is no one card."""
+    if name is None:
+        return "no card was named"
+    squeezed = {key.replace("-", ""): key for key in GPUS}
+    close = get_close_matches(re.sub(r"[^a-z0-9]", "", name.lower()), squeezed, n=3)
+    near = list(keys) or [squeezed[key] for key in close]
+    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return f"the card {name!r} is {'more than one' if keys else 'not known'}{meant}"
+
+
 def gpu_of_device(device: str) -> str | None:
     """The key of the card that a results file names, or None: "NVIDIA A100-SXM4-80GB" is a100-80."""
-    text = device.lower()
+    words = {word.removesuffix("gb") for word in re.findall(r"[a-z0-9]+", device.lower())}
     for key in sorted(GPUS, key=len, reverse=True):
-        if all(word in text for word in key.split("-")):
+        if words.issuperset(key.split("-")):
             return key
     return None

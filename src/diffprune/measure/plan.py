@@ -32,10 +32,10 @@ from diffprune.measure.flops import (
 from diffprune.measure.gpus import Gpu, find_gpu, gpu_of_device
 from diffprune.measure.roofline import FEWEST_POINTS, Calibration, Curve, Work, fit_curve
 from diffprune.measure.shapes import SHAPES, build, is_preset
-from diffprune.methods.base import LayerPruner, build_method
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.named import parse_method
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
-from diffprune.registry import METHODS
 from diffprune.results import Results
 from diffprune.types import Budget
 
@@ -210,9 +210,9 @@ def decode_work(model: Model, num_columns: int, batch: int, itemsize: int = 2) -
     )
 
 
-def padded_text(num_text: int, path: str) -> int:
+def padded_text(num_text: int, path: str, buckets: Sequence[int] = TEXT_BUCKETS) -> int:
     """Columns that the text of a prompt takes."""
-    return num_text if path == "eager" else next((size for size in TEXT_BUCKETS if size >= num_text), num_text)
+    return num_text if path == "eager" else min((size for size in buckets if size >= num_text), default=num_text)
 
 
 def predict(
@@ -226,9 +226,10 @@ def predict(
     batch: int,
     path: str = "fast",
     itemsize: int = 2,
+    text_buckets: Sequence[int] = TEXT_BUCKETS,
 ) -> dict[str, float]:
     """Milliseconds of each stage and of the first token."""
-    columns = counts.columns(num_kept) + padded_text(num_text, path)
+    columns = counts.columns(num_kept) + padded_text(num_text, path, text_buckets)
     is_pruned = num_kept < counts.visual
     encode = calibration.vision.ms(vision_work(model, counts.encoded, batch, itemsize), gpu)
     pruner = calibration.vision.ms(scorer_work(model, counts.visual, batch, itemsize), gpu) if is_pruned else 0.0
@@ -277,6 +278,7 @@ def plan(
     path: str = "fast",
     itemsize: int = 2,
     calibration: Calibration | None = None,
+    text_buckets: Sequence[int] = TEXT_BUCKETS,
 ) -> list[dict[str, Any]]:
     """Two rows, full and pruned, and a third with what is gained (full over pruned).
 
@@ -291,7 +293,7 @@ def plan(
         free -= fused_bytes(model.text, itemsize)
     rows: list[dict[str, Any]] = []
     for method, num_kept in (("full", counts.visual), ("pruned", Budget(keep).count(counts.visual))):
-        columns = counts.columns(num_kept) + padded_text(num_text, path)
+        columns = counts.columns(num_kept) + padded_text(num_text, path, text_buckets)
         largest = max(0, int(free // request_bytes(model, counts.encoded, columns, new_tokens, itemsize)))
 
         def timed(size: int, kept: int = num_kept) -> dict[str, float]:
@@ -305,6 +307,7 @@ def plan(
                 batch=size,
                 path=path,
                 itemsize=itemsize,
+                text_buckets=text_buckets,
             )
 
         row: dict[str, Any] = {
@@ -361,7 +364,7 @@ def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
 
 def is_even(row: dict[str, Any]) -> bool:
     """Whether the row's language model holds the same tokens in all layers: to such rows curves are fitted."""
-    return not issubclass(METHODS.get(row["method"]), LayerPruner)
+    return not issubclass(parse_method(row["method"]).kind, LayerPruner)
 
 
 def even_rows(results: Results, path: str) -> list[dict[str, Any]]:
@@ -417,7 +420,7 @@ def predicted_prefill(row: dict[str, Any], calibration: Calibration, gpu: Gpu) -
         "language": LanguageSpec.from_config(model.config),
     }
     with torch.device("meta"):  # its weights have no say in how many it keeps where
-        pruner = build_method(row["method"], **specs)
+        pruner = parse_method(row["method"]).build(**specs)
     assert isinstance(pruner, LayerPruner)
     stages = pruner.stages(num_layers, num_visual, Budget(row["keep"]).count(num_visual))
     layers = layer_tokens(stages, num_layers, num_visual, row["num_columns"] - num_visual)

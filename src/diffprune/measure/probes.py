@@ -9,7 +9,7 @@ The stock model is the method `full` on the eager path: its `ttft` is the untouc
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
@@ -23,11 +23,11 @@ from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch
 from diffprune.loading import load_base
 from diffprune.measure.flops import Layers, layer_tokens
-from diffprune.measure.shapes import SHAPES, build, is_preset
-from diffprune.methods.base import LayerPruner, LayerState, MergingPruner, Pruner
+from diffprune.measure.shapes import SHAPES, build, is_preset, require_gpu
+from diffprune.methods.base import LayerPruner, LayerState, MergingPruner
+from diffprune.methods.named import parse_method, split_methods
 from diffprune.model import PrunedVLM
 from diffprune.ops import take_tokens
-from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
 
@@ -71,12 +71,19 @@ def load_subject(name: str, *, random_weights: bool, tiny: bool, device: str, dt
         way_out = "take one of them, or leave --random-weights out to load it"
         raise ValueError(f"backbone {name!r} {what}; random weights are there for {', '.join(SHAPES)}: {way_out}")
     config, processor = SHAPES[name](tiny)
+    require_gpu(name, config, dtype, device, what="measuring it", way_out="; give --size tiny or a smaller --backbone")
     return PrunedVLM(build(config, device, dtype), processor)
 
 
 def with_method(subject: PrunedVLM, name: str, *, keep: int | float, dtype: torch.dtype) -> PrunedVLM:
-    """The model with that method in the model's own precision; a scorer without weights is given random ones."""
-    vlm = subject.with_method(name, keep=keep)
+    """The model with that method in the model's own precision; a scorer without weights is given random ones.
+
+    Args:
+        name: Of the method, its options in brackets.
+    """
+    backbone = subject.backbone
+    built = parse_method(name).build(block=backbone.block, language=backbone.language)
+    vlm = subject.with_method(built, keep=keep)
     randomise(vlm.method)
     vlm.method.to(dtype)
     return vlm
@@ -354,12 +361,11 @@ class FastProbe:
         return None  # one graph with the prefill
 
 
-def check_methods(names: Sequence[str]) -> list[str]:
-    """The names, each once; an error that names a near one where a method is not known."""
-    wanted = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+def check_methods(text: str) -> list[str]:
+    """The methods of a comma-separated text, each once; an error where one, or an option of it, is not known."""
+    wanted = split_methods(text)
     if not wanted:
         raise ValueError("no method was named; give some, for example --methods full,diffprune")
     for name in wanted:
-        method: type[Pruner] = METHODS.get(name)
-        assert method is not None
+        parse_method(name)
     return wanted

@@ -43,6 +43,7 @@ NOTES = (
 )
 DECODE_STEPS = 16
 DECODE_WARM_UP = 3
+EAGER_SHARE = 0.55  # of the time of a run on both paths, before the first fast row
 STAGE_SECONDS = 2.5  # for the timed calls of one stage, where all of them would take longer (large batches)
 STAGES = ("encode", "pruner", "splice", "prefill")
 NOT_RUN = "Not run for want of time: "
@@ -69,6 +70,8 @@ class Settings:
         text_buckets: Of the fast path; its own where empty.
         seconds: Time for all of it; what does not fit is left out, and `not_run` names it.
         decode: Time decoding too; without, the fast path compiles no decoding step, which saves half of its warm-up.
+        decode_methods: Those whose decoding is timed, where it is; all where empty.
+        eager_methods: Those that run on the eager path too; all where empty.
         kernels: Slowest kernels of a prefill to list in each row, at the end and as far as time allows.
     """
 
@@ -87,7 +90,17 @@ class Settings:
     text_buckets: Sequence[int] = ()
     seconds: float = float("inf")
     decode: bool = True
+    decode_methods: Sequence[str] = ()
+    eager_methods: Sequence[str] = ()
     kernels: int = 0
+
+    def decodes(self, method: str) -> bool:
+        """Whether that method's decoding is timed."""
+        return self.decode and (not self.decode_methods or method in self.decode_methods)
+
+    def runs_on(self, path: str, method: str) -> bool:
+        """Whether that method is measured on that path."""
+        return path != "eager" or not self.eager_methods or method in self.eager_methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,7 @@ def profile(settings: Settings, report: Report = lambda rows: None) -> list[dict
 
     `report` is given all rows so far after each one, so that a run cut short leaves what it has.
     """
-    deadline = time.monotonic() + settings.seconds
+    start = time.monotonic()
     hardware = Hardware(copy_bandwidth(settings.device), matrix_rate(settings.device, settings.dtype))
     release(settings.device)
     subject = load_subject(
@@ -128,15 +141,15 @@ def profile(settings: Settings, report: Report = lambda rows: None) -> list[dict
     rows: list[dict[str, Any]] = [model_row(settings, subject, hardware)]
     weights = FastWeights(settings)
     for head in planned(settings):
-        if time.monotonic() > deadline:
-            break
+        if time.monotonic() > start + seconds_for(head["path"], settings):
+            continue
         batch = batches[head["batch"], head["num_text"]]
         rows.append(head | measure_method(settings, subject, head, batch, hardware, weights))
         report(rows)
         release(settings.device)
     if settings.kernels:
         for row in rows:
-            if "ttft_ms" in row and time.monotonic() < deadline:
+            if "ttft_ms" in row and time.monotonic() < start + settings.seconds:
                 row["kernels"] = kernels_of(settings, subject, row, batches[row["batch"], row["num_text"]], weights)
                 report(rows)
                 release(settings.device)
@@ -162,7 +175,13 @@ def planned(settings: Settings) -> list[dict[str, Any]]:
         for batch in settings.batches
         for num_text in settings.texts
         for method, keep in cases(settings)
+        if settings.runs_on(path, method)
     ]
+
+
+def seconds_for(path: str, settings: Settings) -> float:
+    """Seconds after which no row of that path is begun: beside the fast path, the eager one has only its share."""
+    return settings.seconds * (EAGER_SHARE if path == "eager" and "fast" in settings.paths else 1.0)
 
 
 def eager_first(paths: Sequence[str]) -> list[str]:
@@ -215,7 +234,8 @@ def measure_method(
     """What is measured of one row; where that fails, the reason."""
     try:
         vlm, compiled = make_ready(settings, subject, head, weights)
-        return measure(settings, vlm, batch, head["path"], hardware) | compiled
+        decode = settings.decodes(head["method"])
+        return measure(settings, vlm, batch, head["path"], hardware, decode=decode) | compiled
     except Exception as error:
         return {"error": first_line(error)}
 
@@ -228,7 +248,8 @@ def make_ready(
     if head["path"] == "eager":
         return vlm, {}
     start = time.perf_counter()
-    weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], decode=settings.decode)
+    decode = settings.decodes(head["method"])
+    weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], decode=decode)
     return vlm, {"compile_s": time.perf_counter() - start}
 
 
@@ -304,7 +325,9 @@ def release(device: str) -> None:
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
-def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardware: Hardware) -> dict[str, Any]:
+def measure(
+    settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardware: Hardware, *, decode: bool
+) -> dict[str, Any]:
     """Times, counts and memory of one method on one path over one batch."""
     device, text = settings.device, vlm.base.config.text_config
     probe = make_probe(vlm, batch, path)
@@ -341,7 +364,7 @@ def measure(settings: Settings, vlm: PrunedVLM, batch: Batch, path: str, hardwar
         "prompts_s": num_prompts / times["prefill"] * 1e3,
         "runs": min(map(len, timed.values())),
     }
-    if settings.decode:
+    if decode:
         first_ms, step_ms = decode_ms(probe, device)
         row["decode_tok_s"] = num_prompts / step_ms * 1e3
         row["decode_first_tok_s"] = num_prompts / first_ms * 1e3

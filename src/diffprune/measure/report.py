@@ -20,6 +20,10 @@ _TITLES: dict[str, str] = {
     "selection": "Selection alone (ms)",
     "other": "Rows",
 }
+AVERAGE_TITLE = (
+    "K of methods inside the language model is what they leave after their last cut (of p_mod it is the mean itself). "
+    "Visual tokens a decoder layer holds, mean over its layers, by each method's own rule (all other methods: K):\n"
+)
 ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
 _BLOCK = re.compile(
     r"(<!-- results: (?P<name>[\w-]+)(?P<short>, short)? -->\n).*?(?P<end><!-- end of results -->)", re.DOTALL
@@ -145,6 +149,9 @@ def _summary_tables(rows: Sequence[Row]) -> list[str]:
         for versus in dict.fromkeys(row["versus"] for row in chosen if "versus" in row):
             parts.append(f"Points by which {versus} is ahead, and their 95 % interval:\n")
             parts.append(_by_budget([row for row in chosen if row.get("versus") == versus], "lead", _lead_cell))
+        if any("average" in row for row in chosen):
+            parts.append(AVERAGE_TITLE)
+            parts.append(_by_budget(chosen, "average", lambda row: f"{row['average']:.1f}"))
         if any("unchanged" in row for row in chosen):
             parts.append("Share of answers equal to the full model's:\n")
             parts.append(_by_budget(chosen, "unchanged", lambda row: f"{row['unchanged']:.3f}"))
@@ -201,8 +208,9 @@ def _chance_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 SPEED_COLUMNS = (
-    "method", "path", "num_kept", "tflops", "encode_ms", "pruner_ms", "prefill_ms", "ttft_ms", "ttft_p99_ms",
-    "requests_s", "speedup", "decode_tok_s", "peak_gb", "kv_bytes", "floor_ms", "ratio_to_floor",
+    "method", "path", "num_kept", "tflops", "encode_ms", "pruner_ms", "prefill_ms", "ratio_to_floor", "floor_ms",
+    "ttft_ms", "ttft_ratio_to_floor", "ttft_p99_ms", "requests_s", "speedup", "decode_tok_s", "decode_ratio_to_floor",
+    "peak_gb", "kv_bytes",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from diffprune.registry import BACKBONES
 
 CHARACTERS = 4096  # more than any prompt of a measurement
+CPU_PARAMETERS = 2_000_000_000  # more than that a CPU neither trains nor measures in any time worth waiting for
 
 
 def byte_tokenizer(image_token: str, *extra: str) -> Any:
@@ -237,3 +238,23 @@ def build(config: Any, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Mod
     torch.manual_seed(seed)
     with torch.device(device):
         return AutoModelForImageTextToText.from_config(config, dtype=dtype)
+
+
+def require_gpu(
+    name: str, config: Any, dtype: torch.dtype, device: str | torch.device, *, what: str, way_out: str
+) -> None:
+    """Raise, before anything is built or loaded, where a CPU would have to run a model of billions of parameters.
+
+    Args:
+        what: What the model is wanted for.
+        way_out: The end of the sentence.
+    """
+    if torch.device(device).type != "cpu":
+        return
+    parameters = sum(parameter.numel() for parameter in build(config, "meta", dtype).parameters())
+    if parameters > CPU_PARAMETERS:
+        size = parameters * dtype.itemsize / 2**30
+        raise ValueError(
+            f"{name} has {parameters / 1e9:.1f} billion parameters and there is no GPU to run it on: {what} needs one "
+            f"with {size:.0f} GiB for the weights in {str(dtype).removeprefix('torch.')}{way_out}"
+        )

@@ -7,6 +7,7 @@ shortens.
 diffprune profile --throughput --backbone llava-1.5-7b --random-weights --paths fast --out results/throughput.json
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -56,6 +57,8 @@ def throughput(settings: Settings, report: Report = lambda rows: None) -> list[d
     weights = FastWeights(settings)
     for path in eager_first(settings.paths):
         for method, keep in cases(settings):
+            if not settings.runs_on(path, method):
+                continue
             head = {"method": method, "keep": keep, "backbone": settings.backbone, "path": path}
             vlm = None
             for batch in settings.batches:
@@ -130,5 +133,5 @@ def closed_loop(answer: Callable[[Batch], object], pool: list[Batch], device: st
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The value that this share of the sorted values does not exceed."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    """The least of the sorted values that this share of them does not exceed (nearest rank)."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,0 +1,100 @@
+"""How far the plan is from what was measured, as tables: every stage of the plan's own rows, and the prefill of others.
+
+`diffprune plan --against results/ttft.json` prints them; `python -m diffprune.measure.accuracy docs/profile.md
+results/ttft*.json` puts them into a page, between its two marker lines.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diffprune.measure.gpus import Gpu
+from diffprune.measure.plan import CALIBRATIONS, TEXT_BUCKETS, card_of, compare, is_even, measured_rows, plan
+from diffprune.measure.probes import picture_size
+from diffprune.results import Results, markdown_table, read_results, write_text
+
+STAGES = ("encode", "pruner", "prefill", "ttft")
+START, END = "<!-- plan against measurement -->\n", "<!-- end of plan -->"
+PLANNED = ("full", "diffprune")  # the methods that a plan's two rows are about
+
+
+def accuracy(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> str:
+    """Two tables of predicted over measured, each cell the least and the most of its rows."""
+    whole: dict[str, list[dict[str, float]]] = {}
+    alone: dict[str, list[float]] = {}
+    for results in found:
+        card = card_of([results], gpu)
+        for row in measured_rows(results, path):
+            if row["method"] in PLANNED:
+                where = f"{row['backbone']}, {_tokens(row)}, batch {row['batch']}"
+                whole.setdefault(where, []).append(ratios(results, row, card, path))
+        for row in compare(results, CALIBRATIONS[path], card, path):
+            if row["method"] not in PLANNED:
+                where = f"{row['backbone']}, {_tokens(row)}" + ("" if is_even(row) else " after cuts between layers")
+                alone.setdefault(where, []).append(row["predicted_over_measured"])
+    stages = [
+        {"the plan's rows": where, "rows": len(some)}
+        | {stage: _range([one[stage] for one in some if stage in one]) for stage in STAGES}
+        for where, some in sorted(whole.items())
+    ]
+    others = [
+        {"other methods": where, "rows": len(some), "prefill": _range(some)} for where, some in sorted(alone.items())
+    ]
+    tables = [markdown_table(stages, ["the plan's rows", "rows", *STAGES])] if stages else []
+    tables += [markdown_table(others, ["other methods", "rows", "prefill"])] if others else []
+    if not tables:
+        raise ValueError(f"there is no row of the {path} path to compare with; `diffprune profile` measures some")
+    return "\n".join(tables)
+
+
+def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[str, float]:
+    """Predicted over measured of each stage, by the plan for the shapes that the row's command was given."""
+    buckets = recorded(results, "text-buckets")
+    full, pruned, _ = plan(
+        row["backbone"],
+        gpu,
+        image=picture_size(recorded(results, "image") or "336x336"),
+        keep=row["keep"],
+        num_text=row["num_text"],
+        batch=row["batch"],
+        path=path,
+        text_buckets=[int(size) for size in buckets.split(",")] if buckets else TEXT_BUCKETS,
+    )
+    foretold = full if row["method"] == "full" else pruned
+    keys = {stage: f"{stage}_ms" for stage in STAGES if foretold.get(f"{stage}_ms") and row.get(f"{stage}_ms")}
+    return {stage: foretold[key] / row[key] for stage, key in keys.items()}
+
+
+def recorded(results: Results, option: str) -> str:
+    """What the command that measured was given for that option; empty where nothing."""
+    found = re.search(rf"--{option}[ =](\S+)", results.command)
+    return found[1] if found else ""
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    return "all tokens" if row["method"] == "full" else f"{row['num_kept']} tokens"
+
+
+def _range(values: Sequence[float]) -> str:
+    """Least to most; a dash for none."""
+    return f"{min(values):.2f} to {max(values):.2f}" if values else "-"
+
+
+def refresh(page: str, found: Sequence[Results]) -> str:
+    """The page with the tables between its markers made anew."""
+    before, _, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"the page has no lines {START.strip()} and {END}, between which the tables go")
+    return f"{before}{START}\n{accuracy(found, 'fast')}\n{END}{after}"
+
+
+def main(page: str, *files: str) -> None:
+    """Refresh the page from the results files."""
+    write_text(page, refresh(Path(page).read_text(encoding="utf-8"), [read_results(file) for file in files]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
