@@ -73,7 +73,6 @@ class PrunedClassifier(nn.Module):
         super().__init__()
         self._base = (model.requires_grad_(False).eval(),)  # in a tuple, so that the frozen model is no submodule
         self.backbone = DeiT(model, image_processor, cut=cut)
-        self.budget = Budget(keep)
         if isinstance(method, str):
             if issubclass(METHODS.get(method), LayerPruner):
                 raise ValueError(f"method {method!r} needs a language model, which an image classifier cannot give")
@@ -89,6 +88,7 @@ class PrunedClassifier(nn.Module):
             raise ValueError(
                 f"method {method.name!r} needs {wanted}, and no block has run at cut=0; give cut=1 or more"
             )
+        self.budget = Budget(keep, method.rounding)
         self.method = cast(Pruner, method.to(next(model.parameters()).device))
 
     @property
@@ -178,8 +178,7 @@ class PrunedClassifier(nn.Module):
     def select(self, images: Sequence[Any], *, keep: int | float | None = None) -> Selection:
         """What the method keeps of each picture, with its scores, its grid and where each token looks."""
         tokens = self.encode(self.prepare(images)).tokens
-        budget = self.budget if keep is None else Budget(keep)
-        kept, logits = self.method.choose(tokens, budget.counts(tokens.mask))
+        kept, logits = self.method.choose(tokens, self._budget(keep).counts(tokens.mask))
         return Selection(
             tuple(
                 ImageSelection(
@@ -193,8 +192,10 @@ class PrunedClassifier(nn.Module):
         )
 
     def _counts(self, encoded: Encoded, keep: int | float | None) -> Int[Tensor, " B"]:
-        budget = self.budget if keep is None else Budget(keep)
-        return budget.counts(encoded.tokens.mask)
+        return self._budget(keep).counts(encoded.tokens.mask)
+
+    def _budget(self, keep: int | float | None) -> Budget:
+        return self.budget if keep is None else Budget(keep, self.method.rounding)
 
 
 def load_classifier(name: str, **kwargs: Any) -> tuple[nn.Module, Any]:

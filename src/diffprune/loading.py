@@ -12,6 +12,7 @@ from torch import nn
 
 from diffprune.checkpoint import exported_state, fingerprint, load_pruner, way_back
 from diffprune.methods.base import build_method, require_weights
+from diffprune.methods.named import parse_method
 from diffprune.model import PrunedVLM, refuse_offloaded, vision_state, wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.types import Budget
@@ -127,13 +128,21 @@ def hub_id(name: str) -> str:
 
 
 def load_vlm(pruner: str, *, model: str, method: str, keep: str | None, device: str) -> PrunedVLM:
-    """What the command line names: a saved pruner on its base, or with `none` any method around any model."""
+    """What the command line names: a saved pruner on its base, or with `none` any method around any model.
+
+    Args:
+        method: A name, or with options `name[option=value;option=value]`.
+    """
     budget = None if keep is None else Budget.parse(keep).keep
     if pruner != "none":
         vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
     else:
-        require_weights(method)
-        vlm = PrunedVLM(*load_base(model), method=method, keep=1.0 if budget is None else budget)
+        named = parse_method(method)
+        require_weights(named.name)
+        base, processor = load_base(model)
+        backbone = wrap_backbone(base, processor)
+        built = named.build(block=backbone.block, language=backbone.language)
+        vlm = PrunedVLM(base, processor, method=built, keep=1.0 if budget is None else budget)
     vlm.base.to(device)
     vlm.method.to(device)
     return vlm
@@ -204,6 +213,7 @@ def load_pruned_vlm(
         method=method.eval(),
         keep=budget,
         positions=config["positions"],
+        order=config.get("order", "raster"),
         newline=config.get("newline", "rows"),
         budget=config.get("budget", "global"),
     )

@@ -42,6 +42,8 @@ from diffprune.types import Budget, ImageSelection, LMInputs, Selection, VisualT
 
 logger = logging.getLogger("diffprune")
 
+ORDERS = ("raster", "native")
+
 
 class PrunedVLM(nn.Module):
     """Any loaded Hugging Face VLM with any pruning method around it.
@@ -54,6 +56,8 @@ class PrunedVLM(nn.Module):
         positions: "original" keeps the position each token had before anything was dropped; "packed" numbers what is
             left without gaps, for engines that can do no other. Left out: original, but with a method's `native=True`
             packed where its release does so and a position is one number.
+        order: "raster" gives the language model the kept tokens as they lie in the picture; "native" as a method built
+            with `native=True` gives them (HoloV, PruneSID, ToMe, VisionZip). Original positions go with their tokens.
         newline: Which newline tokens stay in families that have them (LLaVA-NeXT, LLaVA-OneVision): "rows" (where the
             row keeps a token), "all" or "none". They are never counted in K.
         budget: "global" spends K over the whole picture, "per_tile" gives each tile of a picture its share of K.
@@ -72,6 +76,7 @@ class PrunedVLM(nn.Module):
         method: str | Pruner = "full",
         keep: int | float = 1.0,
         positions: str | None = None,
+        order: str = "raster",
         newline: str = "rows",
         budget: str = "global",
         **options: Any,
@@ -81,15 +86,18 @@ class PrunedVLM(nn.Module):
             raise ValueError("the model is a PrunedVLM already; give its base: PrunedVLM(vlm.base, ...)")
         if positions not in (None, "original", "packed"):
             raise ValueError(f'positions={positions!r} is unknown; choose "original" or "packed"')
+        if order not in ORDERS:
+            raise ValueError(f"order={order!r} is unknown; choose {' or '.join(ORDERS)}")
         if newline not in NEWLINE_RULES:
             raise ValueError(f"newline={newline!r} is unknown; choose {', '.join(NEWLINE_RULES)}")
         if budget not in BUDGETS:
             raise ValueError(f"budget={budget!r} is unknown; choose {' or '.join(BUDGETS)}")
+        if order == "native" and budget == "per_tile":
+            raise ValueError("order='native' is for a choice from the whole picture; say budget='global' beside it")
         # Held in a tuple, so that the frozen base is no submodule: never in a state dict, never moved or trained.
         self._base = (model.requires_grad_(False).eval(),)
         self.backbone = wrap_backbone(model, processor)
         self.backbone.keeps_newlines = newline
-        self.budget = Budget(keep)
         if isinstance(method, str):
             method = build_method(method, block=self.backbone.block, language=self.backbone.language, **options)
         elif options:
@@ -99,6 +107,8 @@ class PrunedVLM(nn.Module):
                 f'method {method.name!r} drops inside the language model, where positions="packed" has no meaning; '
                 "leave it out, or see the method's own options"
             )
+        self.budget = Budget(keep, method.rounding)
+        self.order = order
         self._given_positions = positions
         self.positions = positions or self._own_positions(method)
         missing = method.needs - self.backbone.provides - {"llm_attention"}
@@ -137,6 +147,7 @@ class PrunedVLM(nn.Module):
             method=method,
             keep=self.budget.keep if keep is None else keep,
             positions=self._given_positions,
+            order=self.order,
             newline=self.backbone.keeps_newlines,
             budget=self.budget_rule,
             **options,
@@ -155,6 +166,8 @@ class PrunedVLM(nn.Module):
         """
         from diffprune.fast import compile_vlm
 
+        if self.order == "native":
+            raise ValueError("the fast path keeps raster order; leave order='native' out, or generate() without it")
         return compile_vlm(self, **options).report
 
     @property
@@ -389,14 +402,19 @@ class PrunedVLM(nn.Module):
 
     def splice_kept(self, batch: Batch, tokens: VisualTokens, keep: Int[Tensor, "B K"]) -> LMInputs:
         """The sequence with the kept tokens alone, whoever chose them."""
-        visual = self.backbone.project(take_tokens(tokens.x, keep))  # [B, K, L]
-        return self.backbone.splice(batch, tokens, visual, keep, positions=self.positions)
+        return self._splice_chosen(batch, tokens, take_tokens(tokens.x, keep), keep)
 
     def _drop(self, batch: Batch, tokens: VisualTokens, counts: Int[Tensor, " B"]) -> LMInputs:
         if not isinstance(self.method, MergingPruner):
             return self.splice_kept(batch, tokens, self.rule.select(tokens, counts))
         x, keep = self.rule.reduce(tokens, counts)
-        return self.backbone.splice(batch, tokens, self.backbone.project(x), keep, positions=self.positions)
+        return self._splice_chosen(batch, tokens, x, keep)
+
+    def _splice_chosen(
+        self, batch: Batch, tokens: VisualTokens, x: Float[Tensor, "B K D"], keep: Int[Tensor, "B K"]
+    ) -> LMInputs:
+        visual = self.backbone.project(x)  # [B, K, L]
+        return self.backbone.splice(batch, tokens, visual, keep, positions=self.positions, order=self.order)
 
     def answer_loss(
         self,
@@ -450,10 +468,14 @@ class PrunedVLM(nn.Module):
         )
         return weights.answers * answers + weights.tokens * tokens
 
+    def budget_of(self, keep: int | float | None) -> Budget:
+        """The budget of a call, which the method may round in its own way; the model's own where none is given."""
+        return self.budget if keep is None else Budget(keep, self.method.rounding)
+
     def _counts(self, tokens: VisualTokens, keep: int | float | Tensor | None) -> Int[Tensor, " B"]:
         if isinstance(keep, Tensor):
             return keep
-        budget = self.budget if keep is None else Budget(keep)
+        budget = self.budget_of(keep)
         if isinstance(budget.keep, int) and budget.keep > int(tokens.counts.min()):
             self._say_once(f"keep={budget.keep} is more than an image has ({int(tokens.counts.min())}): all are kept")
         return budget.counts(tokens.mask)
@@ -553,6 +575,7 @@ class PrunedVLM(nn.Module):
             "features": {"layer": getattr(config, "vision_feature_layer", None), "before": "projector"},
             "budgets": list(self.trained_for) or [self.budget.keep],
             "positions": self.positions,
+            "order": self.order,
             "newline": self.backbone.keeps_newlines,
             "budget": self.budget_rule,
             "notes": notes,

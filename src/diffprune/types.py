@@ -116,11 +116,18 @@ class VisualTokens:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of an image stays: an int is tokens per image, a float a share of them (`1` is one token, `1.0` all)."""
+    """How much of an image stays: an int is tokens per image, a float a share of them (`1` is one token, `1.0` all).
+
+    Args:
+        keep: The tokens, or the share.
+        rounding: How a share becomes a count: "nearest", halves up, or "down", as some releases do.
+    """
 
     keep: int | float
+    rounding: str = "nearest"
 
     def __post_init__(self) -> None:
+        assert self.rounding in ("nearest", "down"), self.rounding
         given: object = self.keep
         if isinstance(given, bool) or not isinstance(given, Real) or not math.isfinite(given):
             raise ValueError(f"keep={given!r} is no budget; give tokens as an int (64) or a share as a float (0.111)")
@@ -150,7 +157,8 @@ class Budget:
         """Tokens to keep of `num_tokens`: never more than there are, and at least one."""
         if isinstance(self.keep, int):
             return min(num_tokens, self.keep)
-        return min(num_tokens, max(1, math.floor(self.keep * num_tokens + 0.5)))
+        rise = 0.5 if self.rounding == "nearest" else 0.0
+        return min(num_tokens, max(1, math.floor(self.keep * num_tokens + rise)))
 
     def counts(self, mask: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
         """Tokens to keep in each row of a padded batch."""

@@ -8,6 +8,7 @@ from transformers import CLIPConfig, CLIPModel
 from diffprune.methods.base import build_method
 from diffprune.methods.cdpruner import CDPruner
 from diffprune.types import VisualTokens
+from tests.methods.clip import joint_already
 from tests.methods.examples import kept
 
 
@@ -26,6 +27,13 @@ def choose(tokens: VisualTokens, k: int, **options: object) -> list[int]:
     return kept(cdpruner(**options).select(tokens, torch.tensor([k])))[0]
 
 
+def choose_by_clip(tokens: VisualTokens, k: int, **options: object) -> list[int]:
+    """The same with a CLIP in whose joint space the features are."""
+    method = cdpruner(**options)
+    method.attach_clip(joint_already(tokens.x.shape[-1]))
+    return kept(method.select(tokens, torch.tensor([k])))[0]
+
+
 def test_relevance_and_diversity_weigh_against_each_other() -> None:
     projected = plane(0, 5, 60, 90)
     tokens = VisualTokens(x=projected, projected=projected, text=plane(0))
@@ -41,8 +49,8 @@ def test_relevance_and_diversity_weigh_against_each_other() -> None:
 def test_the_release_calls_the_least_similar_patch_the_most_relevant() -> None:
     embeddings = plane(0, 30, 80)
     tokens = VisualTokens(x=embeddings, projected=torch.eye(3)[None], text=plane(0))
-    assert choose(tokens, 1, native=True) == [2]
-    assert choose(tokens, 1, relevance="clip") == [2]
+    assert choose_by_clip(tokens, 1, native=True) == [2]
+    assert choose_by_clip(tokens, 1, relevance="clip") == [2]
     assert choose(VisualTokens(x=embeddings, projected=embeddings, text=plane(0)), 1) == [0]  # ours: the most similar
 
 
@@ -87,7 +95,7 @@ def test_576_tokens_give_the_release_s_choice(k: int) -> None:
         torch.randn(1, *shape, generator=generator) for shape in ((576, 48), (576, 160), (2, 48))
     )
     tokens = VisualTokens(x=embeddings, projected=projected, text=text)
-    assert choose(tokens, k, native=True) == reference(embeddings[0], projected[0], text[0], k)
+    assert choose_by_clip(tokens, k, native=True) == reference(embeddings[0], projected[0], text[0], k)
 
 
 def test_a_clip_model_takes_the_patches_into_the_joint_space() -> None:
@@ -102,16 +110,33 @@ def test_a_clip_model_takes_the_patches_into_the_joint_space() -> None:
     )
     nn.init.normal_(clip.vision_model.post_layernorm.weight)
     generator = torch.Generator().manual_seed(1)
-    x, projected, text = (torch.randn(1, *shape, generator=generator) for shape in ((9, 16), (9, 24), (1, 6)))
+    x, projected = (torch.randn(1, *shape, generator=generator) for shape in ((9, 16), (9, 24)))
+    with torch.no_grad():
+        text = clip.get_text_features(input_ids=torch.tensor([[1, 5, 3], [1, 2, 3]])).pooler_output[None]
     tokens = VisualTokens(x=x, projected=projected, text=text)
-    with pytest.raises(ValueError, match="width 16 with text of width 6: not one space; attach_clip"):
-        choose(tokens, 3, native=True)
     method = cdpruner(native=True)
     method.attach_clip(clip)
     with torch.no_grad():
         embeddings = clip.visual_projection(clip.vision_model.post_layernorm(x))
     assert kept(method.select(tokens, torch.tensor([3])))[0] == reference(embeddings[0], projected[0], text[0], 3)
     assert method.state_dict() == {}  # CLIP is never saved with the pruner
+    with pytest.raises(ValueError, match="width 6 with text of width 5: not one space"):
+        method.select(VisualTokens(x=x, projected=projected, text=torch.randn(1, 3, 5)), torch.tensor([3]))
+
+
+@pytest.mark.parametrize("options", [{"native": True}, {"relevance": "clip"}], ids=str)
+def test_without_a_clip_model_nothing_is_compared_even_where_widths_agree(options: dict[str, object]) -> None:
+    x = torch.randn(1, 9, 6, generator=torch.Generator().manual_seed(0))
+    tokens, k = VisualTokens(x=x, projected=x, text=x[:, :2]), torch.tensor([3])
+    method = cdpruner(**options)
+    with pytest.raises(ValueError, match=r"no CLIP model is attached; call method\.attach_clip\(CLIPModel"):
+        method.select(tokens, k)
+    method.attach_clip(joint_already(6))
+    assert method.select(tokens, k).shape == (1, 3)
+    assert method.needs == {"projected"}  # the text a backbone gives is not CLIP's
+    with pytest.raises(ValueError, match=r"VisualTokens\.text, which is None; .*text tower"):
+        method.select(VisualTokens(x=x, projected=x), k)
+    assert cdpruner().needs == {"projected", "text"} and cdpruner(relevance="none").needs == {"projected"}
 
 
 def test_what_is_missing_is_named_with_the_way_out() -> None:

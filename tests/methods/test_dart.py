@@ -58,6 +58,18 @@ def test_the_release_s_count_is_near_the_budget_only() -> None:
     assert dart(native=True).stages(32, 576, 32) == {2: 36}
     assert dart().stages(32, 576, 64) == {2: 64}
     assert dart(native=True, ratio=0.5).stages(32, 576, 576) == {2: 576}
+    above = [dart(native=True).stages(32, 576, keep)[2] - keep for keep in range(4, 576)]
+    assert min(above) == -4 and max(above) == 4
+
+
+def test_fewer_than_the_pivots_that_the_release_always_keeps_are_refused_with_the_smallest() -> None:
+    with pytest.raises(ValueError, match=r"keep=3 is less than the 4 visual pivots .* keep at least 4"):
+        dart(native=True).stages(32, 576, 3)
+    assert dart(native=True).stages(32, 576, 4) == {2: 4}
+    assert dart(native=True, visual_pivots=2).stages(32, 576, 2) == {2: 2}
+    assert dart(native=True, ratio=0.944).stages(32, 576, 1) == {2: 36}  # the ratio counts, not K
+    assert dart(native=True).stages(32, 3, 3) == {2: 3} and dart(native=True).stages(32, 0, 0) == {2: 0}
+    assert dart().stages(32, 576, 3) == {2: 3}
 
 
 def test_the_release_takes_equal_numbers_in_the_order_of_a_set() -> None:

@@ -56,6 +56,9 @@ def released_choice(x: torch.Tensor, attention: torch.Tensor, k: int) -> list[in
     runs = [range(start, end) for start, end in pairwise(borders)]
     scores = []
     for run in runs:
+        if len(run) == 1:  # as it is, not a thousandfold
+            scores.append(attention[run.start])
+            continue
         own = x[run.start : run.stop]
         unit = own / (own.norm(dim=1, keepdim=True) + 1e-6)
         similarity = (unit @ unit.T) * (1 - torch.eye(len(run)))
@@ -81,6 +84,17 @@ def test_the_native_choice_is_the_rule_run_by_run(k: int) -> None:
     native = kept(holov(native=True).select(tokens, torch.tensor([k])))[0]
     assert native == released_choice(tokens.x[0], tokens.cls_attention[0], k)
     assert len(set(native)) == k
+
+
+def test_natively_a_run_of_one_token_weighs_a_thousandth_of_the_others() -> None:
+    attention = torch.tensor([[0.2, 0.1, 0.9, 0.9]])  # runs 0 1, then 2 and 3 alone
+    tokens = VisualTokens(x=torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(0)), cls_attention=attention)
+    assert kept(holov(crops=3).select(tokens, torch.tensor([2]))) == [[2, 3]]
+    assert kept(holov(crops=3, native=True).select(tokens, torch.tensor([2]))) == [[0, 1]]
+    tokens = seeded(2)
+    assert tokens.cls_attention is not None
+    found = kept(holov(native=True).select(tokens, torch.tensor([2])))[0]  # 64 runs of two and 448 of one
+    assert found == released_choice(tokens.x[0], tokens.cls_attention[0], 2)
 
 
 def test_in_the_release_alpha_has_no_say() -> None:

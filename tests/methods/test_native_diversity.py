@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from diffprune.methods.base import build_method
+from diffprune.methods.cdpruner import CDPruner
 from diffprune.methods.tome import ToMe
 from diffprune.types import VisualTokens
+from tests.methods.clip import joint_already
 from tests.methods.pictures import BUDGETS, chosen, largest, picture, signs, unit
 
 
@@ -63,7 +65,10 @@ def test_cdpruner_takes_the_largest_residual_of_the_conditional_kernel(kind: str
     tokens = picture(kind, seed=k, width=width)
     assert tokens.projected is not None and tokens.text is not None
     by_hand = conditional_determinant(tokens.x[0], tokens.projected[0], tokens.text[0], k)
-    assert chosen(build_method("cdpruner", native=True), tokens, k) == by_hand
+    method = build_method("cdpruner", native=True)
+    assert isinstance(method, CDPruner)
+    method.attach_clip(joint_already(width))
+    assert chosen(method, tokens, k) == by_hand
 
 
 def longest_outside(x: Tensor, k: int) -> list[int]:

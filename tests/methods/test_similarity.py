@@ -69,7 +69,8 @@ def test_keys_as_wide_as_the_block_are_averaged_over_its_heads() -> None:
     )
     torch.testing.assert_close(key_metric(wide, "tome", SPEC)[0, 0], torch.arange(8.0) + 4)
     assert torch.equal(key_metric(narrow, "tome", SPEC), keys[..., :8])
-    assert torch.equal(key_metric(wide, "tome", None), keys)
+    assert torch.equal(key_metric(wide, "tome", None), keys)  # another width than the features': averaged already
+    assert torch.equal(key_metric(wide, "tome", None, 2), key_metric(wide, "tome", SPEC))
 
 
 @pytest.mark.parametrize("name", NAMES)

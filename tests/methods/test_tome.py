@@ -65,7 +65,7 @@ def test_keys_decide_where_they_are_the_metric() -> None:
     generator = torch.Generator().manual_seed(1)
     x, keys = torch.randn(1, 12, 6, generator=generator), torch.randn(1, 12, 6, generator=generator)
     tokens, k = VisualTokens(x=x, keys=keys), torch.tensor([7])
-    by_keys = tome(metric="keys")
+    by_keys = tome(metric="keys", heads=1)
     assert by_keys.needs == {"keys"} and tome().needs == frozenset()
     assert torch.equal(by_keys.select(tokens, k), tome().select(VisualTokens(x=keys), k))
     assert by_keys.reduce(tokens, k).x.shape == (1, 7, 6)

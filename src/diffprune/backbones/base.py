@@ -350,8 +350,14 @@ class Backbone(ABC):
         keep: Int[Tensor, "I K"] | None,
         *,
         positions: str = "original",
+        order: str = "raster",
     ) -> LMInputs:
-        """Text and kept tokens in one left-padded sequence, each at the position it had before anything was dropped."""
+        """Text and kept tokens in one left-padded sequence, each at the position it had before anything was dropped.
+
+        Args:
+            positions: "packed" numbers what is left without gaps instead.
+            order: "raster", or "native": each image's tokens as `keep` has them.
+        """
         ids, mask = batch.features["input_ids"], batch.features["attention_mask"].bool()
         placeholder = (ids == self.image_token_id) & mask
         stays = mask.clone()
@@ -370,14 +376,16 @@ class Backbone(ABC):
         elif placeholder.any():
             raise ValueError(f"the prompt holds {int(placeholder.sum())} image placeholders and no image was given")
 
-        order, new_mask = left_pad_order(stays)
-        new_ids = torch.where(new_mask, ids.gather(1, order), self.pad_id)
-        is_visual = (placeholder.gather(1, order)) & new_mask
+        columns, new_mask = left_pad_order(stays)
+        is_visual = (placeholder.gather(1, columns)) & new_mask
+        if order == "native" and sources:
+            columns, sources = in_given_order(columns, is_visual, sources[0].to(columns.device))
+        new_ids = torch.where(new_mask, ids.gather(1, columns), self.pad_id)
         content = is_visual  # less the newlines, where there are any
         origin = None
         embeds = self.model.get_input_embeddings()(new_ids)
         extra: dict[str, object] = {
-            key: torch.where(new_mask, batch.features[key].gather(1, order), 0)
+            key: torch.where(new_mask, batch.features[key].gather(1, columns), 0)
             for key in self.sequence_features
             if key in batch.features
         }
@@ -398,10 +406,10 @@ class Backbone(ABC):
 
         where = self.positions(batch) if batch.positions is None else batch.positions
         if positions == "original":
-            index = order.expand(*where.shape[:-2], *order.shape)
+            index = columns.expand(*where.shape[:-2], *columns.shape)
             new_positions = torch.where(new_mask, where.gather(-1, index), 0)
         else:
-            new_positions = (new_mask.cumsum(-1) - 1).clamp_min(0).expand(*where.shape[:-2], *order.shape)
+            new_positions = (new_mask.cumsum(-1) - 1).clamp_min(0).expand(*where.shape[:-2], *columns.shape)
         labels = batch.labels
         return LMInputs(
             input_ids=new_ids,
@@ -409,8 +417,8 @@ class Backbone(ABC):
             attention_mask=new_mask.long(),
             position_ids=new_positions,
             visual=content,
-            source=order,
-            labels=None if labels is None else torch.where(new_mask, labels.gather(1, order), IGNORE),
+            source=columns,
+            labels=None if labels is None else torch.where(new_mask, labels.gather(1, columns), IGNORE),
             extra=extra,
             origin=origin,
         )
@@ -484,6 +492,22 @@ def left_pad_order(stays: Tensor) -> tuple[Tensor, Tensor]:
     width = max(1, int(stays.sum(-1).max()))
     order = torch.argsort(stays.long(), dim=-1, stable=True)[:, -width:]
     return order, stays.gather(1, order)
+
+
+def in_given_order(
+    columns: Int[Tensor, "B T"], is_visual: Bool[Tensor, "B T"], source: Int[Tensor, " S"]
+) -> tuple[Int[Tensor, "B T"], list[Int[Tensor, " S"]]]:
+    """Columns and sources with each image's tokens in the order they were given in; newlines (-1) stay where they are.
+
+    Args:
+        columns: Of the unpruned sequence, in raster order.
+        is_visual: True where a visual token stands.
+        source: Place among all given tokens of the one at each True of `is_visual`, row by row.
+    """
+    given = source >= 0
+    rank = source[given].argsort()  # never across images: those given first also stand first
+    content = is_visual.masked_scatter(is_visual, given)
+    return columns.masked_scatter(content, columns[content][rank]), [source.masked_scatter(given, source[given][rank])]
 
 
 def real_columns_first(lm: LMInputs) -> LMInputs:

@@ -33,22 +33,27 @@ class ATPLLaVAOptions:
     layers: Decoder layers (from 0) before which tokens are dropped. Left out: 4, 14 and 24 of 32, at the same depth.
     budget: "exact" leaves K tokens after the last cut, every cut the same share of what is there; "average" makes K the
         mean over all layers; "adaptive" keeps what is above a threshold, at least 1 and at most as many as "exact".
+        Left out: "exact", and "adaptive" with `native`.
     strides: Of the lattices that the spatial score is made of; a coarser one scores higher.
     slope: Lambda of the spatial score, 1 - lambda / stride^2.
     sharpness: Of the soft masks in training.
     depth_weight: Of the tokens kept, each counted by the depth of its cut.
     target_weight: Of the distance of the tokens kept from those that "exact" would leave.
+    native: As sketched: the thresholds decide how many stay, up to K.
     """
 
     layers: Sequence[int] | None = None
-    budget: str = "exact"
+    budget: str | None = None
     strides: Sequence[int] = (2, 3, 4, 6, 8)
     slope: float = 3.0
     sharpness: float = 10.0
     depth_weight: float = 0.05
     target_weight: float = 0.2
+    native: bool = False
 
     def __post_init__(self) -> None:
+        if self.budget is None:
+            object.__setattr__(self, "budget", "adaptive" if self.native else "exact")
         check_choices(self, budget=("exact", "average", "adaptive"))
         for name in ("layers", "strides"):
             value = getattr(self, name)

@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -84,6 +84,7 @@ class Pruner(nn.Module, ABC):
     trained: ClassVar[bool] = False
     learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data can tell them
     native_positions: ClassVar[str] = "original"  # "packed" where the release numbers what is left without gaps
+    native_rounding: ClassVar[str] = "nearest"  # "down" where the release makes int(share * N) of a share
     Options: ClassVar[type] = NoOptions
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
@@ -100,6 +101,11 @@ class Pruner(nn.Module, ABC):
     def positions(self) -> str:
         """ "original", or "packed" where the method numbers what is left anew, inside the LLM after each cut."""
         return self.native_positions if self.is_native else "original"
+
+    @property
+    def rounding(self) -> str:
+        """How a share becomes a count (`Budget.rounding`)."""
+        return self.native_rounding if self.is_native else "nearest"
 
     @abstractmethod
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
@@ -445,23 +451,32 @@ def build_method(
     Args:
         block: The kind of block the vision tower is made of, for methods that learn.
         language: The sizes of the language model, for methods that learn inside it.
-        options: Of the method; `native=True`, its release's behaviour, is taken by all: one without such an option has
-            no other behaviour.
+        options: Of the method; `native`, whether it does as its release does, is taken by all: one without such an
+            option has a single behaviour.
     """
     cls = METHODS.get(name)
-    known = {field.name: field for field in dataclasses.fields(cls.Options)}
-    if "native" not in known and options.get("native") is True:
-        del options["native"]
-    for key in options:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'none'}"
-            raise ValueError(f"method {name!r} has no option {key!r}; {hint}")
-    preset = getattr(cls, "presets", {}).get(name, {})
+    made = make_options(name, options)
     inside = {"language": language} if "language" in inspect.signature(cls.__init__).parameters else {}
-    method = cls(cls.Options(**{**preset, **options}), block=block, **inside)
+    method = cls(made, block=block, **inside)
     method.name = name
     return method
+
+
+def make_options(name: str, options: Mapping[str, Any]) -> Any:
+    """The method's `Options` of these values; a `ValueError` where it has no such option, or it not such a value."""
+    cls = METHODS.get(name)
+    known = [field.name for field in dataclasses.fields(cls.Options)]
+    given = dict(options)
+    if "native" not in known:
+        given.pop("native", None)
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            all_known = ", ".join(known) or "none"
+            hint = f"did you mean {near[0]} (of {all_known})?" if near else f"it takes {all_known}"
+            raise ValueError(f"method {name!r} has no option {key!r}; {hint}")
+    preset = getattr(cls, "presets", {}).get(name, {})
+    return cls.Options(**{**preset, **given})
 
 
 def check_choices(options: Any, **choices: Sequence[str]) -> None:

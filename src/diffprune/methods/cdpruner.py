@@ -20,8 +20,8 @@ class CDPrunerOptions:
     """Args:
     relevance: What a token's relevance is measured by.
         "clip" is the release's: the question through CLIP's text tower, which `VisualTokens.text` must then hold,
-        against the patches in CLIP's joint space (see `attach_clip`). The least similar patch counts as the most
-        relevant, as released; the authors saw that with CLIP alone.
+        against the patches in CLIP's joint space, for which a CLIP model has to be attached (`attach_clip`). The least
+        similar patch counts as the most relevant, as released; the authors saw that with CLIP alone.
         "llm_embed" is ours, for models without a text tower: projected tokens against the language model's embeddings
         of the prompt, the most similar most relevant.
         "none" leaves the text out.
@@ -55,12 +55,20 @@ class CDPruner(Pruner):
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)
         self._to_joint: tuple[nn.Module, ...] = ()  # a tuple, so that CLIP's weights are in no state dict
+        if self._rule != "llm_embed":  # a backbone's text is the language model's embeddings, not CLIP's
+            self.needs = frozenset({"projected"})  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def _rule(self) -> str:
+        """What relevance is measured by, once "auto" is decided."""
+        rule = self.options.relevance
+        return rule if rule != "auto" else "clip" if self.options.native else "llm_embed"
 
     def attach_clip(self, clip: Any) -> None:
         """Take the way into CLIP's joint space from a Hugging Face `CLIPModel` of the same vision tower.
 
         `VisualTokens.text` must then hold the text tower's embeddings of the question, one row per segment of at most
-        77 tokens: `clip.get_text_features(...)`.
+        77 tokens: `clip.get_text_features(...).pooler_output`.
         """
         self._to_joint = (clip.vision_model.post_layernorm.eval(), clip.visual_projection.eval())
 
@@ -76,15 +84,17 @@ class CDPruner(Pruner):
 
     def relevance(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         """How much each token has to do with the question, from almost 0 to 1 within each image; 0 at padding."""
-        rule = self.options.relevance
-        if rule == "auto":
-            rule = "clip" if self.options.native else "llm_embed"
+        rule = self._rule
         if rule == "none":
             return tokens.mask.float()
+        if rule == "clip" and not self._to_joint:
+            raise ValueError(
+                "cdpruner measures relevance='clip' in CLIP's joint space, and no CLIP model is attached; "
+                f"{_WAYS_OUT[rule]}"
+            )
         if tokens.text is None:
             raise ValueError(
-                "cdpruner measures relevance by VisualTokens.text, which is None; give the question, or say "
-                "relevance='none'"
+                f"cdpruner measures relevance={rule!r} by VisualTokens.text, which is None; {_WAYS_OUT[rule]}"
             )
         visual = self._clip_embeddings(tokens) if rule == "clip" else tokens.projected
         if visual is None or visual.shape[-1] != tokens.text.shape[-1]:
@@ -105,7 +115,7 @@ class CDPruner(Pruner):
         return x if self.options.native else x.float()
 
     def _clip_embeddings(self, tokens: VisualTokens) -> Float[Tensor, "B N W"]:
-        """The tokens in CLIP's joint space; without `attach_clip` they are taken to be there already."""
+        """The tokens in CLIP's joint space."""
         x = tokens.x
         for module in self._to_joint:
             module = module.to(x.device)
@@ -114,6 +124,7 @@ class CDPruner(Pruner):
 
 
 _WAYS_OUT = {
-    "clip": "attach_clip(clip_model) and give VisualTokens.text from its text tower, or say relevance='llm_embed'",
+    "clip": "call method.attach_clip(CLIPModel.from_pretrained(...)) and give what its text tower makes of the "
+    "question as VisualTokens.text, or say relevance='llm_embed'",
     "llm_embed": "give VisualTokens.text from the language model's embedding table, or say relevance='none'",
 }

@@ -21,8 +21,8 @@ class DartOptions:
     layer: The decoder layer (from 0) before which tokens are dropped; the keys are those of the layer before it.
     visual_pivots: Visual tokens with the largest keys; they stay.
     text_pivots: Instruction tokens with the largest keys.
-    native: As released: every pivot adds int(N * (1 - ratio) / pivots) tokens, so that K is met only nearly, and pivots
-        take their turns in the order of a Python set.
+    native: As released: every pivot adds int(N * (1 - ratio) / pivots) tokens, so that K is met only nearly
+        (up to `visual_pivots` tokens too many), and pivots take their turns in the order of a Python set.
     ratio: Share dropped, of `native` alone. Left out: 1 - K / N to three decimals, as the release's examples give it.
     """
 
@@ -65,6 +65,11 @@ class Dart(LayerPruner):
         layer = check_cut(self.options.layer, num_layers)
         if keep >= num_visual or not self.options.native:
             return {layer: min(keep, num_visual)}
+        if self.options.ratio is None and keep < self.options.visual_pivots:
+            raise ValueError(
+                f"keep={keep} is less than the {self.options.visual_pivots} visual pivots that native DART always "
+                f"keeps; keep at least {self.options.visual_pivots}, or lower visual_pivots"
+            )
         picks = self.picks_by_ratio(num_visual, keep)
         return {layer: min(num_visual, self.options.visual_pivots + self.num_pivots * picks)}
 

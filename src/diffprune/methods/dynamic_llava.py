@@ -30,6 +30,7 @@ class DynamicLLaVAOptions:
     width: Of the predictor; None is an eighth of the language model's (512 of 4,096), at least 64.
     depth: Its Transformer blocks.
     ratio_weight: Of the penalty on the share that is kept.
+    native: As released: a share of N tokens is rounded down.
     """
 
     layer: int = 2
@@ -37,6 +38,7 @@ class DynamicLLaVAOptions:
     width: int | None = None
     depth: int = 2
     ratio_weight: float = 100.0
+    native: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self, budget=("exact", "average"))
@@ -57,6 +59,7 @@ class DynamicLLaVA(TrainableLayerPruner):
         certainty="release read",
         budget="exact K after the cut, or K as the mean over layers; frozen-base variant",
     )
+    native_rounding: ClassVar[str] = "down"
     Options: ClassVar[type] = DynamicLLaVAOptions
 
     def __init__(

@@ -44,24 +44,28 @@ class GlimpsePruneOptions:
     """Args:
     layer: The decoder layer (from 0) before which tokens are dropped. Left out: 22 of 32, at the same depth.
     budget: "exact" keeps the K largest logits; "adaptive", as released, those with a probability above a half, at
-        least 1 and at most K.
+        least 1 and at most K. Left out: "exact", and "adaptive" with `native`.
     supervision: "boxes", as released, needs data that tells where the things are that the text speaks of (scenes do);
         "answer", ours, hides what a hard Gumbel top-k drops from the layers behind the cut, and learns by the answer.
     width: Of the predictor; None is a sixteenth of the language model's (256 of 4,096), at least 32.
     depth: Its layers.
     cross_weight: Of the binary cross-entropy beside the dice loss.
     min_tau: Floor of the temperature, for "answer".
+    native: As released: the budget is adaptive.
     """
 
     layer: int | None = None
-    budget: str = "exact"
+    budget: str | None = None
     supervision: str = "boxes"
     width: int | None = None
     depth: int = 4
     cross_weight: float = 0.1
     min_tau: float = 0.5
+    native: bool = False
 
     def __post_init__(self) -> None:
+        if self.budget is None:
+            object.__setattr__(self, "budget", "adaptive" if self.native else "exact")
         check_choices(self, budget=("exact", "adaptive"), supervision=("boxes", "answer"))
         if self.width is not None and (self.width < 16 or self.width % 16):
             raise ValueError(f"width={self.width} does not split into 4 heads with places; give a multiple of 16")

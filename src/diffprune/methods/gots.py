@@ -17,7 +17,8 @@ from diffprune.types import VisualTokens
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GOTSOptions:
     """Args:
-    native: As released: past the rank of the features the rounding of their residuals decides; else their norm does.
+    native: As released: past the rank of the features the rounding of their residuals decides; else their norm does. A
+        share of N tokens is rounded down, but never to none.
     """
 
     native: bool = False
@@ -37,6 +38,7 @@ class GOTS(Pruner):
         licence="Apache-2.0 (package metadata, no licence file)",
         certainty="release read",
     )
+    native_rounding: ClassVar[str] = "down"
     Options: ClassVar[type] = GOTSOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:

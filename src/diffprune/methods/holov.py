@@ -31,7 +31,8 @@ class HoloVOptions:
     alpha: Weight of the spread of similarities beside the attention.
     native: As released: tokens come crop after crop, by falling attention inside one (a crop that is kept whole in
         raster order); a crop's surplus quota, which the release fills with all-zero tokens, stays unspent, so that
-        less than K may be kept; and projected tokens are compared, else the encoder's, unless projected ones are given.
+        less than K may be kept; a crop of a single token weighs a thousandth; and projected tokens are compared, else
+        the encoder's, unless projected ones are given.
     """
 
     variant: str = "release"
@@ -91,7 +92,10 @@ class HoloV(Pruner):
             shared_scale=self.options.variant == "paper",
         )
         budget = per_row(k, attention, torch.int64).squeeze(-1)
-        quota = split_budget(scores.crop, sizes, budget, exact=not self.is_native)
+        weight = scores.crop
+        if self.is_native:  # the attention of a crop of one is not scaled up beside that of the others
+            weight = torch.where(sizes == 1, own.sum(-1), weight)
+        quota = split_budget(weight, sizes, budget, exact=not self.is_native)
         place = torch.arange(filled.shape[-1], device=filled.device)
         value = scores.token if self.options.variant == "paper" else own
         # A crop that is kept whole stays as it lies.

@@ -19,7 +19,8 @@ class MMTokOptions:
     visual_weight: Of covering the other visual tokens, beside 1 for covering the text.
     tau_text: Temperature of the text's softmax over tokens; the release has 0.02 for LLaVA, 0.01 for Qwen.
     tau_visual: Temperature of the visual tokens' softmax over tokens.
-    native: As released: tokens are brought to length one in their own type; else in float32.
+    native: As released: tokens are brought to length one in their own type, else in float32; a share of N tokens, which
+        the release takes on Qwen, is rounded down.
     """
 
     visual_weight: float = 0.5
@@ -48,6 +49,7 @@ class MMTok(Pruner):
     )
     needs: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
     native_positions: ClassVar[str] = "packed"
+    native_rounding: ClassVar[str] = "down"
     Options: ClassVar[type] = MMTokOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.methods.base import Card, Counts, Merged, MergingPruner, check_choices
-from diffprune.methods.similarity import descending, key_metric
+from diffprune.methods.similarity import check_heads, descending, key_metric
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix, take_tokens
@@ -21,15 +21,19 @@ from diffprune.types import VisualTokens
 class ToMeOptions:
     """Args:
     metric: What is compared: "features" of the tokens, or the encoder's "keys", averaged over heads.
+    heads: Of the encoder, over which its keys are averaged (1: they are averaged already). Left out: those of the
+        tower's block, where the keys are as wide.
     native: Leave the tokens in the order the release's matching gives them (unmerged ones by falling similarity, then
         the other set) instead of raster order; between rounds it decides who can meet whom in the next one.
     """
 
     metric: str = "features"
+    heads: int | None = None
     native: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self, metric=("features", "keys"))
+        check_heads(self.heads)
 
 
 class Bag(NamedTuple):
@@ -67,7 +71,7 @@ class ToMe(MergingPruner):
         check_inputs(mask.float(), k, mask)
         values = tokens.x.float()
         if self.options.metric == "keys":
-            values = torch.cat([values, key_metric(tokens, "tome", self.block)], dim=-1)
+            values = torch.cat([values, key_metric(tokens, "tome", self.block, self.options.heads)], dim=-1)
         compared = slice(width, None) if self.options.metric == "keys" else slice(None)
         index = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)
         bag = in_raster_order(

@@ -41,6 +41,7 @@ class VisionSelectorOptions:
     weight_start, weight_end: Of the hardness loss, rising linearly from one to the other (2 for Qwen, 3 for
         LLaVA-OneVision). Large early it would freeze a random ranking.
     ramp_steps: Training passes over which it rises; where gradients are accumulated, every pass counts.
+    native: As released: a share of N tokens is rounded down.
     """
 
     scorer: str = "bilinear"
@@ -50,6 +51,7 @@ class VisionSelectorOptions:
     weight_start: float = 0.1
     weight_end: float = 2.0
     ramp_steps: int = 280
+    native: bool = False
 
     def __post_init__(self) -> None:
         check_choices(
@@ -74,6 +76,7 @@ class VisionSelector(TrainablePruner):
         licence="none (no licence file)",
         certainty="release read",
     )
+    native_rounding: ClassVar[str] = "down"
     Options: ClassVar[type] = VisionSelectorOptions
     throttle_passes: Int[Tensor, ""]  # training passes so far: kept in a training checkpoint, never exported
 

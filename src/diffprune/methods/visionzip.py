@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffprune.methods.base import Card, Counts, Merged, MergingPruner
-from diffprune.methods.similarity import cls_attention, key_metric, pack
+from diffprune.methods.similarity import check_heads, cls_attention, key_metric, pack
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix, hard_mask, take_tokens
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
@@ -22,14 +22,18 @@ class VisionZipOptions:
     """Args:
     contextual: How much of K is contextual tokens: an int is tokens, a float a share. The default is the release's
         20 of 128, 10 of 64, 5 of 32.
+    heads: Of the encoder, over which its keys are averaged (1: they are averaged already). Left out: those of the
+        tower's block, where the keys are as wide.
     native: As released: [CLS] is counted in K, so that K - 1 tokens come from the picture, and contextual tokens come
         behind the dominant ones.
     """
 
     contextual: int | float = 10 / 64
+    heads: int | None = None
     native: bool = False
 
     def __post_init__(self) -> None:
+        check_heads(self.heads)
         value = self.contextual
         if isinstance(value, bool) or value < 0 or (isinstance(value, float) and not value < 1):
             raise ValueError(f"contextual={value!r} is no part of K; give tokens (10) or a share below 1.0 (0.156)")
@@ -59,7 +63,7 @@ class VisionZip(MergingPruner):
         """The dominant tokens as they lie, then the contextual ones."""
         attention, mask = cls_attention(tokens, "visionzip"), tokens.mask
         check_inputs(attention, k, mask)
-        metric = zero_padding(key_metric(tokens, "visionzip", self.block), tokens.padding_mask)
+        metric = zero_padding(key_metric(tokens, "visionzip", self.block, self.options.heads), tokens.padding_mask)
         contextual = self._contextual(k)
         main = k - int(self.is_native) - contextual
         dominant = hard_mask(attention, main, mask)
