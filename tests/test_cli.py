@@ -166,6 +166,17 @@ def test_report_writes_one_table_per_kind_and_where_it_comes_from(run, results_f
     assert f"`diffprune x` on CPU, {read_date(results_folder)}, commit `aaaaaaaaaaaa`, seeds 0, 1." in text
 
 
+def test_report_tells_what_layers_hold_where_tokens_leave_inside_the_model(run, tmp_path):
+    rows = [{"method": "random", "keep": 64, "retention": 70.0}]
+    rows += [{"method": "fastv", "keep": 64, "retention": 80.0, "average": 234.667}]
+    write_results(tmp_path / "results/main.json", name="main", rows=rows, command="x", commit="a" * 40, device="CPU")
+    code, _, _ = run("report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "docs.md"))
+    text = (tmp_path / "docs.md").read_text()
+    assert code == 0 and "mean over its layers" in text
+    assert text.index("| fastv | 80.0 |") < text.index("mean over its layers") < text.index("| fastv | 234.7 |")
+    assert text.count("| random |") == 1
+
+
 def read_date(results_folder):
     return json.loads((results_folder / "main.json").read_text())["date"][:10]
 

@@ -52,6 +52,24 @@ def test_methods_and_budgets_are_compared_and_written(run, tmp_path: Path) -> No
     assert {said for one in answers["runs"] for said in one["said"]} == {"yes"}
 
 
+def test_options_of_a_method_are_given_behind_its_name(run) -> None:
+    methods = "random,random[seed=7],fastv,fastv[layer=1],tome[metric=keys]"
+    code, out, err = run("--methods", methods, "--tasks", "pope", "--keep", "8", "--seeds", "0,1", "--json")
+    assert code != 0 and out == "" and "layer=2 is past the model's 2 layers" in err
+    methods = methods.replace("fastv,", "")
+    code, out, _ = run("--methods", methods, "--tasks", "pope", "--keep", "8", "--seeds", "0,1", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    quality = [(row["method"], row["seed"]) for row in rows if "task" in row]
+    assert quality == [
+        ("full", 0), ("random", 0), ("random", 1), ("random[seed=7]", 7), ("fastv[layer=1]", 0),
+        ("tome[metric=keys]", 0),
+    ]  # fmt: skip
+    average = {row["method"]: row.get("average") for row in rows if "retention" in row}
+    assert average.pop("fastv[layer=1]") == (36 + 8) / 2, "all 36 tokens in layer 0, 8 in layer 1"
+    assert set(average.values()) == {None}
+
+
 def test_json_is_all_that_is_printed(run) -> None:
     code, out, err = run("--tasks", "pope", "--json")
     rows = json.loads(out)
@@ -86,6 +104,9 @@ def test_a_saved_pruner_is_measured_under_its_method_s_name(run, tmp_path: Path,
         (["--keep", "1.0", "--pruner", "mine@1=runs/x"], "keep=1 is one token and keep=1.0 is all of them"),
         (["--seeds", "one"], "seed 'one' is no whole number"),
         (["--methods", "randm"], "did you mean random?"),
+        (["--methods", "fastv[layr=1]"], "method 'fastv' has no option 'layr'; did you mean layer (of layer, budget)?"),
+        (["--methods", "fastv[layer=one]"], "option 'layer' of method 'fastv' takes a whole number, not 'one'"),
+        (["--methods", "fastv[layer=1"], "method 'fastv[layer=1' cannot be read; write NAME"),
         (["--methods", "diffprune"], "is learned and needs weights; give a saved one with --pruner"),
         (["--device", "warp"], "device 'warp' cannot be used here"),
         (["--questions", "0"], "--questions"),

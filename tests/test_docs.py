@@ -7,6 +7,7 @@ import pytest
 
 from diffprune.cli.main import subcommands
 from diffprune.measure.report import read_folder, refresh_tables, render_page
+from diffprune.registry import METHODS
 
 
 def load_tool(root, name):
@@ -44,6 +45,22 @@ def test_every_command_and_link_of_a_page_is_there(check_docs):
     for page in check_docs.documents():
         assert check_docs.find_unknown_commands(page, subcommands()) == []
         assert check_docs.find_dead_links(page) == []
+
+
+def test_every_method_has_a_page_and_every_page_a_method(check_docs):
+    assert check_docs.find_methods_without_page(check_docs.ROOT / "docs/methods", METHODS.names()) == []
+
+
+def test_a_method_without_page_and_a_page_without_method_are_found(check_docs, tmp_path):
+    (tmp_path / "diffprune.md").write_text("All methods: [methods.md](../methods.md).\n")
+    (tmp_path / "fastervlm.md").write_text("# FasterVLM\n")
+    (tmp_path / "gone.md").write_text("All methods: [methods.md](../methods.md).\n")
+    found = check_docs.find_methods_without_page(tmp_path, ["diffprune", "diffprune-scale", "cls_attention", "random"])
+    assert [line.split(";")[0] for line in found] == [
+        "method 'random' has no page",
+        f"{tmp_path.name}/fastervlm.md does not link back to ../methods.md",
+        f"{tmp_path.name}/gone.md is the page of no method",
+    ]
 
 
 def test_no_file_holds_a_path_of_one_machine(check_docs):

@@ -56,6 +56,22 @@ def test_ask_answers_about_a_picture_with_an_eighth_of_its_tokens(scene_file: Pa
     assert json.loads(capsys.readouterr().out)["answer"] == sign.text
 
 
+def test_ask_and_show_take_a_method_with_its_options(scene_file: Path, tmp_path: Path, capsys) -> None:
+    common = ["--image", str(scene_file), "--model", "scenes-nano", "--keep", "100", "--device", "cpu", "--json"]
+    kept = []
+    for method in ("random[seed=1]", "random[seed=2]", "random[seed=1]"):
+        assert _run(["show", *common, "--method", method, "--out", str(tmp_path / "kept.png")]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["method"] == method
+        kept.append(shown["keep"])
+    assert kept[0] == kept[2] != kept[1]
+    assert _run(["ask", *common, "--method", "fastv[layer=1;budget=average]", "What does the sign say?"]) == 0
+    asked = json.loads(capsys.readouterr().out)
+    assert asked["method"] == "fastv[layer=1;budget=average]" and asked["answer"]
+    assert _run(["ask", *common, "--method", "fastv[bugdet=average]", "what?"]) != 0
+    assert "has no option 'bugdet'; did you mean budget (of layer, budget)?" in capsys.readouterr().err
+
+
 def test_show_draws_what_is_kept_and_the_two_ends(scene_file: Path, tmp_path: Path, capsys) -> None:
     options = [
         "show",

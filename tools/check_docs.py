@@ -1,5 +1,7 @@
 """Fails where the docs miss a public name, name a command that is not there, link to nothing, or hold a machine path.
 
+Also where a method has no page of its own in docs/methods, or a page there is no method's.
+
 python tools/check_docs.py
 """
 
@@ -73,6 +75,29 @@ def find_dead_links(path: Path) -> list[str]:
     ]
 
 
+def method_page(name: str, folder: Path) -> Path | None:
+    """The page of a method: under its own name, that of the method it varies, or another name of its class."""
+    from diffprune.registry import METHODS
+
+    kin = [other for other in METHODS.names() if METHODS.get(other) is METHODS.get(name)]
+    pages = (folder / f"{known}.md" for known in (name, name.partition("-")[0], *kin))
+    return next((page for page in pages if page.exists()), None)
+
+
+def find_methods_without_page(folder: Path, names: Iterable[str]) -> list[str]:
+    """Methods that no page of the folder tells of, pages that are no method's, and pages without the way back."""
+    pages = {name: method_page(name, folder) for name in names}
+    found = [
+        f"method {name!r} has no page; write {folder.name}/{name}.md" for name, page in pages.items() if page is None
+    ]
+    for page in sorted(folder.glob("*.md")):
+        if page not in pages.values():
+            found.append(f"{folder.name}/{page.name} is the page of no method")
+        if "../methods.md" not in LINK.findall(page.read_text(encoding="utf-8")):
+            found.append(f"{folder.name}/{page.name} does not link back to ../methods.md")
+    return found
+
+
 def text_files(root: Path) -> Iterator[Path]:
     """Every text file of the project, without what commands make and tools cache."""
     for folder, subfolders, names in os.walk(root):
@@ -100,11 +125,13 @@ def find_machine_paths(root: Path) -> Iterator[str]:
 
 def main() -> None:
     from diffprune.cli.main import subcommands
+    from diffprune.registry import METHODS
 
     pages = documents()
     found = find_unnamed(code_in(page.read_text(encoding="utf-8") for page in pages if page.parent != ROOT))
     for page in pages:
         found += find_unknown_commands(page, subcommands()) + find_dead_links(page)
+    found += find_methods_without_page(ROOT / "docs/methods", METHODS.names())
     found += find_machine_paths(ROOT)
     print("\n".join(found) or "the docs name everything public")
     sys.exit(1 if found else 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from diffprune.cli.backbones import list_backbones
 from diffprune.cli.main import subcommands
 from diffprune.cli.methods import list_methods
 from diffprune.results import Row, markdown_table, write_text
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from check_docs import method_page  # the rule for what is a method's page, in the tool that checks it
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTE = "Made by `make docs` from the code; do not edit by hand.\n"
@@ -27,7 +31,7 @@ def methods_page() -> str:
     rows = [
         {
             **method,
-            "name": f"`{method['name']}`",
+            "name": linked_name(method["name"]),
             "needs": ", ".join(f"`{need}`" for need in method["needs"]),
             "year": str(method["year"] or ""),
         }
@@ -37,9 +41,17 @@ def methods_page() -> str:
         f"# Methods\n\n{NOTE}\n"
         "`needs` is what a method asks of the model besides the visual features. `certainty` says how sure the rule "
         "is: own, from the paper's formula, from reading the release, or unofficial. "
+        "A name leads to the method's page: its idea, its rule, and where ours differs from the release. "
+        "Options are told there, and on the command line given in brackets: `fastv[layer=3;budget=average]`. "
         "How to add one: [add_a_method.md](add_a_method.md).\n\n"
         f"{markdown_table(rows, columns)}"
     )
+
+
+def linked_name(name: str) -> str:
+    """The name as code, linked to its page."""
+    page = method_page(name, DOCS / "methods")
+    return f"`{name}`" if page is None else f"[`{name}`](methods/{page.name})"
 
 
 def backbones_page() -> str:
@@ -99,6 +111,10 @@ def cli_page() -> str:
         f"# Command line\n\n{NOTE}\n"
         "The exit code is 0 only on success. An error is one sentence on stderr; `--debug` shows its traceback. "
         "`keep` is what stays: `64` is tokens per picture, `0.111` a share, `1.0` all. "
+        "Where a method is named, its options may stand behind it in brackets, separated by semicolons: "
+        "`'holov[variant=paper]'`, `'fastv[layer=3;budget=average]'`, `'pyramiddrop[layers=2,4,6]'`, "
+        "`'visionzip[native=true]'`. Commas separate methods, the quotes are for the shell, and rows call the method "
+        "by the whole text. The options of a method are on its page ([methods.md](methods.md)). "
         "A new subcommand is a new file in `src/diffprune/cli` with a function `command`.\n\n"
         f"{sections}"
     )

@@ -101,6 +101,7 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lead": _NUMBER,
     "lead_ci95": (_is_interval, "a pair [low, high] of finite numbers"),
     "tasks": _TEXT,  # those summed up, where that is not all
+    "average": _SIZE,  # visual tokens a decoder layer holds, mean over layers, of methods inside the language model
     # speed; every time in ms is a median
     "path": (lambda value: value in ("eager", "fast"), '"eager" or "fast"'),
     "batch": (lambda value: _is_int(value) and value >= 1, "an integer of 1 or more"),

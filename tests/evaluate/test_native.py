@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffprune.evaluate import native
-from diffprune.evaluate.answers import quality_rows, write_sheet
+from diffprune.evaluate.answers import quality_rows, read_sheet, write_sheet
 from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery, scenes_tasks
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
@@ -139,6 +139,20 @@ def test_rows_of_a_run_carry_the_contract_s_keys(gallery: native.Gallery) -> Non
         assert row["ci95"] == pytest.approx([100.0, 100.0])
     assert told[-1] == ("answer", 3 * len(yes.prompts), 3 * len(yes.prompts))
     assert all(math.isfinite(one.seconds) and one.seconds > 0 for one in answers)
+
+
+def test_the_average_over_layers_is_the_method_s_own_and_stays_with_the_answers(tmp_path) -> None:
+    model, processor = tiny_scenes.always_says("yes")
+    vlm = PrunedVLM(model, processor)
+    yes = open_gallery(vlm, ("pope",), count=2, needs=frozenset({"cls_attention"}))
+    runs = [Run("cut", 0.25, 0, build_method("hidden_norm", layer=1)), Run("random", 9, 0, build_method("random"))]
+    answers = evaluate(vlm, yes, runs)
+    assert [one.average for one in answers] == [None, (36 + 9) / 2, None]
+    write_sheet(tmp_path / "answers.json", native.make_sheet(yes, answers))
+    again = read_sheet(tmp_path / "answers.json").answers
+    assert [one.average for one in again] == [None, 22.5, None]
+    assert {row["average"] for row in quality_rows(again, again[0]) if row["method"] == "cut"} == {22.5}
+    assert not any("average" in row for row in quality_rows(again, again[0]) if row["method"] != "cut")
 
 
 def test_a_model_that_has_nothing_right_gets_no_summary() -> None:

@@ -59,12 +59,17 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
     scorer = tmp_path / "scaling/scorers/scenes-qwen-s-42/model.safetensors"
     made = scorer.stat().st_mtime_ns
 
-    code, out, err = probe(*arguments, "--methods", "diffprune,random,hidden_norm")
+    code, out, err = probe(*arguments, "--methods", "diffprune,random,hidden_norm[layer=1]")
     assert code == 0, err
     assert scorer.stat().st_mtime_ns == made
-    assert {row["method"] for row in json.loads(out)} == {"full", "diffprune", "random", "hidden_norm"}
+    assert {row["method"] for row in json.loads(out)} == {"full", "diffprune", "random", "hidden_norm[layer=1]"}
     said = evidence.block("scaling", tmp_path)
-    assert "100.0 ± 0.0" in said and "without a collapse" in said and "(hidden_norm)" in said and "| 93.1 |" in said
+    assert (
+        "100.0 ± 0.0" in said
+        and "without a collapse" in said
+        and "(hidden_norm[layer=1])" in said
+        and "| 93.1 |" in said
+    )
 
     code, _, err = probe(*arguments, "--steps", 3)
     assert code == 1 and "made with other settings" in err and "--fresh" in err
@@ -85,6 +90,7 @@ def test_without_weights_a_trial_makes_a_model_and_the_real_thing_asks_for_one(p
     [
         (["--backbone", "deit-tiny"], "scenes-qwen-s, scenes-qwen-m, scenes-qwen-l"),
         (["--methods", "magic"], "magic"),
+        (["--methods", "random,hidden_norm[layr=1]"], "has no option 'layr'; did you mean layer"),
         (["--methods", ","], "no method was named"),
         (["--seeds", ","], "at least one seed"),
         (["--seeds", "1,2,3", "--steps", "2"], "3 seeds for 2 steps"),

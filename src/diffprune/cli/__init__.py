@@ -16,6 +16,8 @@ from typing import Any
 
 from diffprune.results import Row, format_value
 
+OPTIONS_HELP = "With options: 'NAME[OPTION=VALUE;OPTION=VALUE]', in quotes."  # of every option that takes a method
+
 
 def print_json(value: Any) -> None:
     """Machine-readable output, and nothing else, on stdout."""

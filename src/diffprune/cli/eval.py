@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffprune.cli import choose_device, print_json, print_table, progress_bars, require_writable
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_writable
 
 if TYPE_CHECKING:
     from diffprune.evaluate.native import Gallery, Run, Throttle
@@ -69,7 +69,7 @@ def command(
         str,
         typer.Option(
             help="Comma-separated; saved pruners go by their label (their method's name) and come along anyway; "
-            "`oracle` knows the boxes."
+            f"`oracle` knows the boxes. {OPTIONS_HELP}"
         ),
     ] = "full",
     keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "128,64,32",
@@ -106,12 +106,14 @@ def command(
     Examples:
       diffprune eval --pruner none --tasks scenes
       diffprune eval --pruner runs/llava-k64 --methods full,diffprune,random --keep 128,64,32 --out results/x.json
+      diffprune eval --methods 'fastv,fastv[budget=average],holov[variant=paper]' --keep 224
       diffprune eval --pruner runs/a42,runs/a123,dedicated@64=runs/b64 --methods random --versus diffprune
     """
     import torch
 
     from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
     from diffprune.evaluate.native import Run, answer, evaluate, make_sheet, open_gallery, scenes_tasks, score_run
+    from diffprune.methods.named import split_methods
     from diffprune.results import write_results
     from diffprune.scenes import SPLITS
     from diffprune.scenes.sizes import require_way
@@ -133,7 +135,7 @@ def command(
     where = choose_device(device)
     with progress_bars(quiet=as_json) as progress:
         vlm, saved = _load(given, model, where, throttled=throttled)
-        wanted = [name for name in dict.fromkeys([*methods.split(","), *(one.label for one in saved)]) if name]
+        wanted = list(dict.fromkeys([*split_methods(methods), *(one.label for one in saved)]))
         needs = _check_methods(wanted, saved)
         if versus and versus not in wanted:
             raise ValueError(f"--versus {versus!r} is not among the methods measured; choose from {', '.join(wanted)}")
@@ -225,13 +227,14 @@ def _load(given: list[Given], model: str, device: str, *, throttled: bool) -> tu
 def _check_methods(names: list[str], saved: list[Saved]) -> frozenset[str]:
     """What the methods need of the encoder; an error where one is not known or has no weights."""
     from diffprune.methods.base import NEEDS, require_weights
-    from diffprune.registry import METHODS
+    from diffprune.methods.named import parse_method
 
     needs = frozenset[str]().union(*(one.pruner.needs for one in saved))
     for name in names:
         if name != "oracle" and name not in {one.label for one in saved}:
-            require_weights(name)
-            needs |= METHODS.get(name).needs
+            named = parse_method(name)
+            require_weights(named.name)
+            needs |= named.build().needs  # options may change them
     return needs & NEEDS
 
 
@@ -240,8 +243,7 @@ def _runs(
 ) -> list[Run]:
     """A method at every budget; one that draws at random or was trained more than once, with every seed."""
     from diffprune.evaluate.native import Run
-    from diffprune.methods.base import build_method
-    from diffprune.registry import METHODS
+    from diffprune.methods.named import parse_method
 
     if name == "full":
         return []  # always there
@@ -254,10 +256,12 @@ def _runs(
         ]
     if name == "oracle":
         return [Run(name, keep, 0, gallery.oracle()) for keep in budgets]
-    draws = "seed" in {field.name for field in dataclasses.fields(METHODS.get(name).Options)}
-    settings: list[dict[str, Any]] = [{"seed": seed} for seed in seeds] if draws else [{}]
+    named = parse_method(name)
+    draws = "seed" in {field.name for field in dataclasses.fields(named.kind.Options)}
+    drawn = [named.options["seed"]] if "seed" in named.options else seeds if draws else [0]
+    settings: list[tuple[int, dict[str, Any]]] = [(seed, {"seed": seed} if draws else {}) for seed in drawn]
     return [
-        Run(name, keep, options.get("seed", 0), build_method(name, block=vlm.backbone.block, **options))
+        Run(name, keep, seed, named.build(block=vlm.backbone.block, **options))
         for keep in budgets
-        for options in settings
+        for seed, options in settings
     ]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import choose_device, print_json, print_table, progress_bars, require_writable
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_writable
 
 SEEDS = "42,123,456,789,1000"
 
@@ -56,7 +56,9 @@ def command(
             "takes the first."
         ),
     ] = "",
-    methods: Annotated[str, typer.Option(help="Of scaling alone: comma-separated; all where left out.")] = "",
+    methods: Annotated[
+        str, typer.Option(help=f"Of scaling alone: comma-separated; all where left out. {OPTIONS_HELP}")
+    ] = "",
     questions: Annotated[int | None, typer.Option(min=1, help="Of scaling: scored questions a task.")] = None,
     work: Annotated[
         Path | None, typer.Option(help="Of scaling: folder for scorers and answers; below --out where left out.")
@@ -234,6 +236,7 @@ def _scaling(
     from transformers.utils.logging import disable_progress_bar
 
     from diffprune.cli.eval import _seed
+    from diffprune.methods.named import split_methods
     from diffprune.probes import scaling
 
     if size not in scaling.SIZES:
@@ -243,7 +246,7 @@ def _scaling(
     for name in names:
         if name not in scaling.BACKBONES:
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
-    chosen = scaling.check_methods(methods.split(",") if methods else (scaling.LEARNED, *scaling.UNTRAINED))
+    chosen = scaling.check_methods(split_methods(methods) if methods else (scaling.LEARNED, *scaling.UNTRAINED))
     drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn
     settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import choose_device, print_json
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json
 
 
 def command(
@@ -17,7 +17,9 @@ def command(
     model: Annotated[
         str, typer.Option(help="Base model for --pruner none: a folder, a hub id, scenes-llava or scenes-nano.")
     ] = "scenes-llava",
-    method: Annotated[str, typer.Option(help="Method for --pruner none (diffprune methods).")] = "feature_norm",
+    method: Annotated[
+        str, typer.Option(help=f"Method for --pruner none (diffprune methods). {OPTIONS_HELP}")
+    ] = "feature_norm",
     keep: Annotated[str | None, typer.Option(help="Tokens (64) or a share (0.111).")] = None,
     text: Annotated[str, typer.Option(help="A question, for methods that read it.")] = "",
     matrix: Annotated[
@@ -43,7 +45,8 @@ def command(
     where = choose_device(device)
     vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
     (selection,) = vlm.select([picture], [text])
-    found: dict[str, object] = {"method": vlm.method.name, "keep": selection.keep.tolist(), "grid": selection.grid}
+    named = method if pruner == "none" else vlm.method.name
+    found: dict[str, object] = {"method": named, "keep": selection.keep.tolist(), "grid": selection.grid}
     if matrix:
         found |= save_matrix(vlm, picture, selection, out)
     else:

@@ -30,7 +30,8 @@ class Entry:
 class Answers:
     """One run's answers, scored: by task the score, its own unit and the values of the scored questions.
 
-    `seconds` is the time the answers took, the encoding of the pictures aside.
+    `seconds` is the time the answers took, the encoding of the pictures aside; `average` the visual tokens a decoder
+    layer held, mean over layers and prompts, where a method drops them inside the language model.
     """
 
     run: Entry
@@ -39,6 +40,12 @@ class Answers:
     raw: dict[str, float]
     units: dict[str, list[float]]
     seconds: float = 0.0
+    average: float | None = None
+
+    @property
+    def average_key(self) -> dict[str, float]:
+        """`average` as a row has it: not at all where K is what every layer holds."""
+        return {} if self.average is None else {"average": self.average}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,7 @@ def quality_rows(
             "score_raw": one.raw[task],
             "full_score": full.score[task],
             **({} if chance is None else {"chance": chance[task]}),
+            **one.average_key,
         }
         for one in answers
         for task in one.score
@@ -123,6 +131,7 @@ def summary_rows(
             "ci95": list(retention_ci95(own, full_units)),
             "n_seeds": len(same),
             "unchanged": statistics.fmean(equal),
+            **same[0].average_key,  # of the budget alone: the same with every seed
         }
         if ours is not None and method != versus:
             row |= {
@@ -162,6 +171,7 @@ def write_sheet(path: Path, sheet: Sheet) -> None:
             "raw": one.raw,
             "units": one.units,
             "seconds": one.seconds,
+            **one.average_key,
         }
         for one in sheet.answers
     ]
@@ -176,6 +186,7 @@ def read_sheet(path: Path) -> Sheet:
             Answers(
                 run=Entry(one["method"], one["keep"], one["seed"]),
                 **{key: one[key] for key in ("said", "score", "raw", "units", "seconds")},
+                average=one.get("average"),
             )
             for one in content["runs"]
         ]

@@ -5,6 +5,7 @@ size, and then in their number of tokens. The tasks are stand-ins for the ten be
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -426,7 +427,26 @@ def _generate_by_prompt(
 # Scores --------------------------------------------------------------------------------------------------------------
 
 
-def score_run(gallery: Gallery, run: Run, said: list[str], *, seconds: float = 0.0) -> Answers:
+def visual_average(vlm: PrunedVLM, num_visual: Iterable[int]) -> float | None:
+    """Visual tokens a decoder layer holds, mean over layers and prompts, by the method's own rule.
+
+    None where a method drops tokens before the language model: then every layer holds those that are kept.
+
+    Args:
+        num_visual: Tokens of each prompt's pictures before any is dropped.
+    """
+    method = vlm.method
+    if not isinstance(method, LayerPruner):
+        return None
+    times = Counter(num_visual)
+    layers = len(vlm.backbone.language_model.layers)
+    held = sum(many * method.average(layers, count, vlm.budget.count(count)) for count, many in times.items())
+    return held / times.total()
+
+
+def score_run(
+    gallery: Gallery, run: Run, said: list[str], *, seconds: float = 0.0, average: float | None = None
+) -> Answers:
     """Score the answers task by task."""
     start = 0
     score: dict[str, float] = {}
@@ -437,7 +457,7 @@ def score_run(gallery: Gallery, run: Run, said: list[str], *, seconds: float = 0
         result = task.score(said[start:end])
         score[task.name], raw[task.name], units[task.name] = result.score, result.raw, result.per_question
         start = end
-    return Answers(run=run, said=said, score=score, raw=raw, units=units, seconds=seconds)
+    return Answers(run=run, said=said, score=score, raw=raw, units=units, seconds=seconds, average=average)
 
 
 def evaluate(
@@ -453,6 +473,7 @@ def evaluate(
     all_runs = [Run(method="full", keep=1.0, seed=0, pruner=vlm.method), *runs]
     done: list[Answers] = []
     batches = gallery_batches(vlm, gallery, batch_size)
+    num_visual = gallery.tokens.counts[list(gallery.picture)].tolist()
     for run in all_runs:
         pruned = vlm.with_method(run.pruner, keep=run.keep)
 
@@ -470,7 +491,9 @@ def evaluate(
             batches=batches,
             progress=told,
         )
-        done.append(score_run(gallery, run, said, seconds=time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        average = None if run.throttle else visual_average(pruned, num_visual)  # nothing is dropped in training
+        done.append(score_run(gallery, run, said, seconds=seconds, average=average))
     return done
 
 

@@ -23,11 +23,11 @@ from diffprune.evaluate.answers import SUFFIX, Sheet, quality_rows, read_sheet, 
 from diffprune.evaluate.join import choose_runs, join_sheets
 from diffprune.evaluate.native import Gallery, Progress, Run, evaluate, make_sheet, open_gallery
 from diffprune.loading import load_base
-from diffprune.methods.base import NEEDS, Pruner, build_method, require_weights
+from diffprune.methods.base import NEEDS, Pruner, require_weights
+from diffprune.methods.named import parse_method
 from diffprune.model import PrunedVLM
 from diffprune.probes.figures import COLOURS, figure, label
 from diffprune.probes.store import Row, locked, rounded
-from diffprune.registry import METHODS
 from diffprune.results import write_results, write_text
 from diffprune.scenes import qwen
 from diffprune.scenes.qwen.reference import QwenSpec, save_model
@@ -99,7 +99,7 @@ def check_methods(names: Iterable[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(name for name in names if name))
     for name in found:
         if name not in (LEARNED, "oracle"):
-            require_weights(name)
+            require_weights(parse_method(name).name)
     if not found:
         raise ValueError(f"no method was named; choose from {', '.join((LEARNED, *UNTRAINED))}")
     return found
@@ -190,7 +190,7 @@ class Bench:
             pruner = self.gallery.oracle()
         else:
             options: dict[str, Any] = {"seed": part.seed} if _has_seed(part.method) else {}
-            pruner = build_method(part.method, block=self.vlm.backbone.block, **options)
+            pruner = parse_method(part.method).build(block=self.vlm.backbone.block, **options)
         runs = [Run(part.method, keep, part.seed, pruner) for keep in self.settings.keeps]
         answers = evaluate(self.vlm, self.gallery, runs, batch_size=self.settings.answer_batch, progress=self.progress)
         return make_sheet(self.gallery, answers)
@@ -288,7 +288,7 @@ def _needs(methods: Iterable[str]) -> frozenset[str]:
     found = frozenset[str]()
     for name in methods:
         if name not in (LEARNED, "oracle"):
-            found |= METHODS.get(name).needs
+            found |= parse_method(name).build().needs  # options may change them
     return found & NEEDS
 
 
