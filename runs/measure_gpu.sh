@@ -77,7 +77,7 @@ run_part() {
     render) timeout 40 "$python" -m diffprune.measure.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
     # Side by side: most of their time goes into compiling on the CPU.
     tests)
-        run_tests rest --ignore tests/fast/test_graphs_gpu.py tests &
+        run_tests rest --ignore tests/fast/test_graphs_gpu.py --ignore tests/train/test_data.py tests & # which needs datasets
         for name in diffprune feature_norm holov "pyramiddrop or twice or room"; do
             run_tests "graphs_${name%% *}" tests/fast/test_graphs_gpu.py -k "$name" &
         done
