@@ -26,11 +26,11 @@ from diffprune.results import source_commit, write_results
 from diffprune.types import Grid, VisualTokens
 
 NOTES = (
-    "Selection alone, from encoder features (float16 on a GPU) to kept indices, in ms: the median of `calls` calls after "
-    "a warm-up, launched from Python (pruner_ms) and replayed as a CUDA graph (graph_ms; empty where the method waits for the "
-    "device on its way, or takes over 0.2 s). at_once: images that fit into the memory at a time, where fewer than the "
-    "batch; the time is all of them's. launches counts GPU kernels and copies of one call. diffprune is the scorer of "
-    "two blocks."
+    "Selection alone, from encoder features (float16 on a GPU) to kept indices, in ms: the median of `calls` calls "
+    "after a warm-up, launched from Python (pruner_ms) and replayed as a CUDA graph (graph_ms; empty where the method "
+    "waits for the device on its way, or takes over 0.2 s). at_once: images that fit into the memory at a time, where "
+    "fewer than the batch; the time is all of them's. launches counts GPU kernels and copies of one call. diffprune is "
+    "the scorer of two blocks."
 )
 CALLS = 30
 SECONDS = 1.0  # for the calls of one method at one shape
