@@ -78,6 +78,7 @@ docs: $(STAMP)  ## everything in docs/ that is made from results/ and from the c
 	$(BIN)/python tools/make_catalogue.py
 	$(BIN)/diffprune report --results results --out docs/results.md --readme README.md
 	$(BIN)/python -m diffprune.probes.evidence
+	$(BIN)/python -m diffprune.measure.accuracy docs/profile.md results/ttft*.json
 	$(BIN)/python tools/check_docs.py
 
 clean:  ## remove environments, caches and outputs
