@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from diffprune.backbones.deit import DeiT
 from diffprune.methods.base import build_method
 from diffprune.ops import take_tokens
 from diffprune.probes import alignment, coherence, landscape, relevance
@@ -313,3 +314,69 @@ def test_full_settings_are_those_of_the_paper() -> None:
     assert (settings.batches, settings.pictures, settings.line, settings.draws) == (32, 64, 101, 100_000)
     assert (settings.shape.side // settings.shape.patch) ** 2 >= 196
     assert math.isclose(settings.keeps[1] * 256, 28.44, abs_tol=0.01)
+
+
+# --- a scorer that looks elsewhere ------------------------------------------------------------------------------------
+
+
+def looking(bench: Bench, look: int | None) -> Bench:
+    kept = {name: made for name, made in bench._kept.items() if not name.startswith("trained")}
+    return Bench(backbone="deit-tiny", settings=bench.settings.changed(look=look, cut=0), _kept=kept)
+
+
+def test_a_scorer_that_looks_late_leaves_what_is_dropped_at_the_cut(bench: Bench) -> None:
+    (_, late), (_, plain) = (next(iter(looking(bench, look).encoded(bench.photos))) for look in (2, None))
+    assert torch.equal(late.tokens.x, plain.tokens.x) and torch.equal(late.prefix, plain.prefix)
+    assert plain.looked is plain.tokens
+    assert late.looked.x.shape == late.tokens.x.shape and not torch.allclose(late.looked.x, late.tokens.x)
+    (_, first), (_, second) = (next(iter(looking(bench, look).encoded(bench.photos))) for look in (1, 2))
+    assert not torch.allclose(first.looked.x, second.looked.x)
+
+
+def test_what_is_kept_hangs_on_what_is_looked_at_and_not_on_the_tokens_dropped(bench: Bench) -> None:
+    late = looking(bench, 2)
+    method = late.start("diffprune", 42)
+    _, encoded = next(iter(late.encoded(bench.photos)))
+    k = budget_counts(encoded, 0.25)
+    shown = []
+
+    def read(prefix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        shown.append(x.detach())
+        return late.cut_open().logits(prefix, x)
+
+    def throttled(given) -> torch.Tensor:
+        return run_throttled(read, method, given, k, 1.0, torch.Generator().manual_seed(0))[1].logits
+
+    torch.testing.assert_close(throttled(encoded), method.score(encoded.looked))
+    swapped = encoded._replace(looked=encoded.looked.take(list(reversed(range(len(encoded.looked))))))
+    torch.testing.assert_close(throttled(swapped), throttled(encoded).flip(0))
+    assert shown[0].shape == encoded.tokens.x.shape and not torch.equal(shown[0], shown[1])
+    hard = coherence.dropping(late, method)(encoded, k)
+    kept = method.select(encoded.looked, k)
+    torch.testing.assert_close(hard, late.cut_open().logits(encoded.prefix, take_tokens(encoded.tokens.x, kept)))
+
+
+def test_a_scorer_that_looks_late_trains_and_every_probe_takes_it(bench: Bench) -> None:
+    late = looking(bench, 2)
+    late.settings = late.settings.changed(steps=2, moments=(0.0, 1.0), line=5, slice=2, keeps=(0.1111,))
+    for name in ("diffprune", "gumbel_ste"):
+        _, snapshots = late.trained(name, 42)
+        before, after = (snapshot.state["scorer.head.weight"] for snapshot in (snapshots[0], snapshots[-1]))
+        assert not torch.equal(before, after)
+    for probe in (coherence, alignment, landscape):
+        assert list(probe.measure(late, 42))
+    assert "scorers look at what block 2 of a whole pass gives" in late.recipe
+    inside = relevance.shares_inside(late, bench.photos, {"diffprune": late.scorer("diffprune", 42)}, 0)
+    assert len(inside["diffprune", 0.1111]) == len(bench.photos)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda bench: DeiT(bench.classifier.model, look=4), "look=4 is no place for a scorer to look"),
+        (lambda bench: bench.settings.changed(min_area=0.0), "min_area 0 is no share of a picture"),
+    ],
+)
+def test_a_place_to_look_and_a_crop_must_be_there(bench: Bench, change, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        change(bench)

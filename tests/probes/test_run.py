@@ -127,9 +127,10 @@ def test_the_top_of_a_ranking_is_less_alike_than_its_bottom(probe, tmp_path: Pat
     assert code == 1 and "nowhere" in err
 
 
-def test_a_cut_beyond_the_last_block_is_refused(probe, tmp_path: Path) -> None:
-    code, _, err = probe("alignment", "--out", tmp_path, "--cut", 50)
-    assert code == 1 and "--cut 50 is beyond the 3 blocks of deit-tiny" in err
+@pytest.mark.parametrize("option", ["--cut", "--look"])
+def test_a_place_beyond_the_last_block_is_refused(probe, tmp_path: Path, option: str) -> None:
+    code, _, err = probe("alignment", "--out", tmp_path, option, 50)
+    assert code == 1 and f"{option} 50 is beyond the 3 blocks of deit-tiny" in err
 
 
 def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:

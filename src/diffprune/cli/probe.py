@@ -68,6 +68,16 @@ def command(
     cut: Annotated[
         int | None, typer.Option(min=0, help="Blocks that run before tokens are dropped; none where left out.")
     ] = None,
+    look: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Blocks that run before a scorer looks, in a pass of its own; at --cut where left out.",
+        ),
+    ] = None,
+    min_area: Annotated[
+        float | None, typer.Option(help="Least share of a picture that a crop leaves in a scorer's training.")
+    ] = None,
     noise: Annotated[str | None, typer.Option(help="What replaces a token: matched or unit.")] = None,
     bridge: Annotated[
         bool | None,
@@ -133,7 +143,9 @@ def command(
         raise ValueError(f"backbone {backbone!r} is none of the probes'; choose from {', '.join(WIDTHS)}")
     if size not in SIZES:
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
-    settings = SIZES[size].changed(steps=steps, batch=batch, cut=cut, noise=noise, hide=hide, bridge=bridge)
+    settings = SIZES[size].changed(
+        steps=steps, batch=batch, cut=cut, look=look, min_area=min_area, noise=noise, hide=hide, bridge=bridge
+    )
     drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
     require_steps(len(drawn), settings.steps)
     drawn = drawn[:1] if size == "tiny" else drawn

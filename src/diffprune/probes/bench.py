@@ -53,6 +53,9 @@ class Settings:
         keep: Budget at which gradients and losses are looked at.
         keeps: Budgets at which accuracy is measured; `box_keeps` those of relevance.
         cut: Blocks that run before tokens are dropped.
+        look: Blocks that run, in a whole pass of its own, before a scorer looks, as it looks at what a vision encoder
+            made of the picture where another model reads it. None: at the cut.
+        min_area: Least share of a picture that a crop leaves in a scorer's training; 1 keeps things where they are.
         later_cuts: Further places for methods without training.
         batches: Of `pictures` pictures whose gradients are compared.
         line: Points along one direction of the scorer's weights; `slice` along each of two.
@@ -74,6 +77,8 @@ class Settings:
     keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333, 0.5, 0.7)
     box_keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333)
     cut: int = 0
+    look: int | None = None
+    min_area: float = 0.35
     later_cuts: tuple[int, ...] = (6, 9, 12)
     batches: int = 32
     pictures: int = 64
@@ -92,6 +97,8 @@ class Settings:
             raise ValueError(f"noise {self.noise!r} is not known; give matched or unit")
         if not 0 <= self.hide <= 1:
             raise ValueError(f"hide {self.hide:g} is no share of the training; give a number from 0 to 1")
+        if not 0 < self.min_area <= 1:
+            raise ValueError(f"min_area {self.min_area:g} is no share of a picture; give a number above 0, 1 at most")
 
     def changed(self, **options: Any) -> "Settings":
         """The same with the options that are not None."""
@@ -101,11 +108,12 @@ class Settings:
     def recipe(self) -> str:
         """What of it changes a number, in one sentence; the classifier's part is `Bench.recipe`'s."""
         place = f"after block {self.cut}" if self.cut else "before the first block"
+        looked = "" if self.look is None else f"; scorers look at what block {self.look} of a whole pass gives"
         return (
-            f"size {self.name}; tokens dropped {place}; scorers trained for {self.steps} steps of "
-            f"{self.batch} pictures with budgets drawn from {self.train_keep[0]} to {self.train_keep[1]}, "
-            f"temperature {TAU.start} to {TAU.end}, {self.noise} noise, DiffPrune "
-            f"{'with the bridge' if self.bridge else 'without the bridge'}"
+            f"size {self.name}; tokens dropped {place}{looked}; scorers trained for {self.steps} steps of "
+            f"{self.batch} pictures, at least {self.min_area:g} of each, with budgets drawn from "
+            f"{self.train_keep[0]} to {self.train_keep[1]}, temperature {TAU.start} to {TAU.end}, {self.noise} noise, "
+            f"DiffPrune {'with the bridge' if self.bridge else 'without the bridge'}"
         )
 
 
@@ -246,10 +254,12 @@ class Bench:
                 "on; give pictures of the classes it was trained for"
             )
         depth = classifier.config.num_hidden_layers
-        if self.settings.cut > depth:
-            raise ValueError(f"--cut {self.settings.cut} is beyond the {depth} blocks of {self.backbone}")
+        for option, place in (("--cut", self.settings.cut), ("--look", self.settings.look or 0)):
+            if place > depth:
+                raise ValueError(f"{option} {place} is beyond the {depth} blocks of {self.backbone}")
         return classifier
 
+    @torch.enable_grad()  # whoever asks for it first may be measuring without
     def _train_classifier(self) -> Classifier:
         settings = self.settings
         classifier = train_deit(
@@ -301,8 +311,9 @@ class Bench:
 
     def cut_open(self, cut: int | None = None) -> DeiT:
         """The classifier with a place to drop tokens."""
-        model = self.classifier.model
-        return DeiT(model, cut=min(self.settings.cut if cut is None else cut, self.classifier.config.num_hidden_layers))
+        depth = self.classifier.config.num_hidden_layers
+        cut = min(self.settings.cut if cut is None else cut, depth)  # later cuts are those of twelve blocks
+        return DeiT(self.classifier.model, cut=cut, look=self.settings.look)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.device.startswith("cuda"))
@@ -402,7 +413,7 @@ class Bench:
         def loss(step: int, tau: float) -> Float[Tensor, ""]:
             generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + step)
             rows = torch.randint(len(photos), (settings.batch,), generator=generator, device=self.device)
-            x = self.classifier.pixel_values(augment(photos.pixels[rows], generator))
+            x = self.classifier.pixel_values(augment(photos.pixels[rows], generator, min_area=settings.min_area))
             with self.autocast():
                 encoded = deit.encode(x)
                 # One budget for all pictures of a step, so that the same number of tokens can be taken out of each.
@@ -478,7 +489,8 @@ def run_throttled(
     Args:
         remove_below: Tokens with a smaller weight are taken out, as many of each picture as can be of all.
     """
-    restricted = method.restrict(encoded.tokens, k, tau=tau, generator=generator)
+    looked = method.score(encoded.looked)
+    restricted = method.restrict(encoded.tokens, k, tau=tau, generator=generator, logits=looked)  # type: ignore[call-arg]
     x, weight = restricted.x, restricted.alpha.detach()
     needed = int((weight >= remove_below).sum(-1).max()) if remove_below else x.shape[1]
     if needed < x.shape[1]:

@@ -104,11 +104,11 @@ def pairwise_cosine(gradients: Float[Tensor, "batches parameters"]) -> tuple[flo
 
 
 def dropping(bench: Bench, method: Pruner) -> Callable[[Encoded, Tensor], Tensor]:
-    """Class logits from the tokens a method keeps."""
+    """Class logits from the tokens a method keeps; the learned ones choose by what they look at."""
     deit = bench.cut_open()
 
     def answer(encoded: Encoded, k: Tensor) -> Tensor:
-        keep = method.select(encoded.tokens, k)
+        keep = method.select(encoded.looked if method.trained else encoded.tokens, k)
         return deit.logits(encoded.prefix, take_tokens(encoded.tokens.x, keep))
 
     return answer

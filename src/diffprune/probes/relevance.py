@@ -75,7 +75,8 @@ def shares_inside(
         tokens = encoded.tokens
         inside = inside_box(photos.boxes[rows], tokens.grid[0][0]).double()
         for name, method in methods.items():
-            given = replace(tokens, projected=tokens.x) if "projected" in method.needs else tokens
+            given = encoded.looked if method.trained else tokens
+            given = replace(tokens, projected=tokens.x) if "projected" in method.needs else given
             for keep in bench.settings.box_keeps:
                 kept = method.select(given, budget_counts(encoded, keep))
                 on = inside.gather(1, kept.clamp(min=0)) * (kept >= 0)
