@@ -34,6 +34,8 @@ def test_every_method_can_be_asked_not_to_be_as_it_was_released(name: str) -> No
     assert without.rounding == "nearest" and without.positions == "original"
     if "native" not in METHODS.get(name).Options.__dataclass_fields__:
         assert built(name, native=True).options == without.options
+        with pytest.raises(ValueError, match="has no option 'native'"):
+            built(name, native="yes")
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------

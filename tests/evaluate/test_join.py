@@ -81,6 +81,14 @@ def test_the_command_chooses_and_orders_methods_and_sums_up_over_some_tasks(tmp_
     assert rows[-2]["retention"] == pytest.approx(50.0)  # random on gqa alone
 
 
+def test_commas_inside_a_method_s_brackets_separate_no_methods(tmp_path: Path) -> None:
+    cut = "pyramiddrop[layers=2,4]"
+    path, out = saved(tmp_path, "a", sheet(RANDOM, answered(cut, 64, 0, "00000000"))), tmp_path / "b.json"
+    for options, wanted in ((["--methods", f"{cut},random"], [cut, "random"]), (["--without", cut], ["random"])):
+        main([str(path), "--out", str(out), *options])
+        assert [row["method"] for row in read_results(out).rows if "retention" in row] == ["full", *wanted]
+
+
 def test_budgets_are_chosen() -> None:
     answers = [FULL, RANDOM, answered("random", 32, 0, "00000000")]
     assert choose_runs(answers, budgets=[32]) == [FULL, answers[2]]

@@ -67,6 +67,10 @@ def test_a_comparison_whose_model_is_not_there_is_a_row_too(tmp_path: Path, monk
     log = check.Log(None, limit=60.0, results=results, commit="abc1234")
     monkeypatch.setattr(check, "build", no_room)
     check.check_llava(log, tiny=True, device="cpu")
+    monkeypatch.setattr("diffprune.loading.load_base", no_room)
+    check.check_scenes(log, tiny=False, device="cpu")
+    parts = [f"{part}_{of}" for of in ("pruned", "full") for part in ("agreement", "exactness")]
+    parts += [f"scenes_{method}" for method in ("full", "cls_attention", "divprune", "pyramiddrop", "diffprune")]
     assert [(row["name"], row["error"]) for row in read_results(results).rows] == [
-        (part, "RuntimeError: there is no model") for part in ("agreement_pruned", "exactness_pruned", "agreement_full")
+        (part, "RuntimeError: there is no model") for part in parts
     ]

@@ -370,6 +370,14 @@ def test_the_command_says_how_far_off_it_was(tmp_path, capsys):
     write_results(tmp_path / "ttft.json", name="ttft", rows=rows, device="NVIDIA H200", command="diffprune profile")
     run("--against", str(tmp_path / "ttft.json"))
     assert "| llava-1.5-7b, all tokens, batch 8 | 1 | 1.00 to 1.00 | - | 1.00 to 1.00 |" in capsys.readouterr().out
+    run("--against", str(tmp_path / "ttft.json"), "--json")
+    found = json.loads(capsys.readouterr().out)["stages"]
+    (row,) = [row for row in found if row["the plan's rows"] == "llava-1.5-7b, all tokens, batch 8"]
+    assert row["prefill"] == pytest.approx([1.0, 1.0]) and row["pruner"] == []
+    with pytest.raises(ValueError, match="no card was named"):  # half a datasheet is not passed over
+        run("--against", str(tmp_path / "ttft.json"), "--tflops", "100")
+    with pytest.raises(ValueError, match="leave --calibrate out"):
+        run("--against", str(tmp_path / "ttft.json"), "--calibrate", str(tmp_path / "ttft.json"))
 
 
 def test_the_command_gives_json(capsys):

@@ -125,6 +125,8 @@ def test_the_top_of_a_ranking_is_less_alike_than_its_bottom(probe, tmp_path: Pat
     assert (tmp_path / "img/qualitative.png").stat().st_size > 20_000 and "drawn in" in out
     code, _, err = probe("qualitative", "--out", tmp_path, "--weights", tmp_path / "nowhere")
     assert code == 1 and "nowhere" in err
+    code, _, err = probe("qualitative", "--out", tmp_path, "--weights", "none")
+    assert code == 1 and "none" in err and "unknown method" not in err
 
 
 @pytest.mark.parametrize("option", ["--cut", "--look"])

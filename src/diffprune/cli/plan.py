@@ -53,7 +53,7 @@ def command(
     """
     from diffprune.cli.profile import read_numbers
     from diffprune.measure import plan as planned
-    from diffprune.measure.accuracy import accuracy
+    from diffprune.measure.accuracy import accuracy, ranges
     from diffprune.measure.gpus import find_gpu
     from diffprune.measure.probes import picture_size
     from diffprune.results import read_results
@@ -62,8 +62,17 @@ def command(
     if path not in planned.CALIBRATIONS:
         raise ValueError(f"path {path!r} is not known; give {' or '.join(planned.CALIBRATIONS)}")
     if against:
-        card = None if gpu is None else find_gpu(gpu, tflops=tflops, bandwidth=bandwidth, memory=memory)
-        print(accuracy([read_results(file) for file in against], path, card))
+        if calibrate:
+            raise ValueError("--against judges the curves as they are; leave --calibrate out, which checks its own fit")
+        numbers = {"tflops": tflops, "bandwidth": bandwidth, "memory": memory}
+        is_given = gpu is not None or any(number is not None for number in numbers.values())
+        card = find_gpu(gpu, **numbers) if is_given else None
+        found = [read_results(file) for file in against]
+        if as_json:
+            stages, others = ranges(found, path, card)
+            print_json({"stages": stages, "others": others})
+        else:
+            print(accuracy(found, path, card))
         return
     size, budget, buckets = picture_size(image), Budget.parse(keep).keep, read_numbers(text_buckets, "text-buckets")
     card = find_gpu(gpu, tflops=tflops, bandwidth=bandwidth, memory=memory)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
+from diffprune.methods.named import split_methods
 from diffprune.results import Results, read_results, write_results
 from diffprune.types import Budget
 
@@ -159,18 +160,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--notes", default="", help="a sentence the reader of the table needs")
     parser.add_argument("--mixed", action="store_true", help="take parts of several commits or kinds of device")
     given = parser.parse_args(arguments)
-
-    def words(text: str) -> list[str]:
-        return [word for word in text.split(",") if word]
-
     results = join_files(
         given.files,
         given.out,
         versus=given.versus,
-        methods=words(given.methods),
-        budgets=[Budget.parse(word).keep for word in words(given.keep)],
-        without=words(given.without),
-        also=words(given.also),
+        methods=split_methods(given.methods),
+        budgets=[Budget.parse(word).keep for word in given.keep.split(",") if word],
+        without=split_methods(given.without),
+        also=[word for word in given.also.split(",") if word],
         command=given.command,
         notes=given.notes,
         mixed=given.mixed,

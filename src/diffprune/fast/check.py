@@ -378,7 +378,7 @@ def check_llava(log: Log, *, tiny: bool, device: str) -> None:
     config, processor = MODELS["llava-1.5-7b"][0](tiny)
     model = log.part("build", lambda: build(config, device, dtype))
     if model is None:
-        log.lacking("model", "agreement_pruned", "exactness_pruned", "agreement_full")
+        log.lacking("model", "agreement_pruned", "exactness_pruned", "agreement_full", "exactness_full")
         return
     model.generation_config.eos_token_id = None
     weights = sum(p.numel() * p.element_size() for p in model.model.language_model.layers.parameters())
@@ -427,7 +427,7 @@ def check_llava(log: Log, *, tiny: bool, device: str) -> None:
         if device != "cpu":
             log.part("kernels_prefill_full", lambda: kernels(whole.start(short_prompt).bucket.prefill))
     else:
-        log.lacking("fast path", "agreement_full")
+        log.lacking("fast path", "agreement_full", "exactness_full")
     del whole
     rows = 2 if tiny else 32
     many = prompts(full, texts[0], rows)
@@ -526,7 +526,7 @@ def check_scenes(log: Log, *, tiny: bool, device: str) -> None:
     loaded = log.part(f"load_{name}", lambda: load_base(name, dtype=torch.float32))
     budgets = {"full": 1.0, "cls_attention": 64, "divprune": 64, "pyramiddrop": 64}
     if loaded is None:
-        log.lacking("model", *(f"scenes_{method}" for method in budgets))
+        log.lacking("model", *(f"scenes_{method}" for method in (*budgets, *(() if tiny else ("diffprune",)))))
         return
     model, processor = loaded[0].to(device), loaded[1]
     num_prompts = 10 if tiny else 50

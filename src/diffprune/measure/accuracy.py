@@ -17,11 +17,28 @@ from diffprune.results import Results, markdown_table, read_results, write_text
 
 STAGES = ("encode", "pruner", "prefill", "ttft")
 START, END = "<!-- plan against measurement -->\n", "<!-- end of plan -->"
+WHOLE, ALONE = "the plan's rows", "other methods"  # the first column of each table
 PLANNED = ("full", "diffprune")  # the methods that a plan's two rows are about
 
 
 def accuracy(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> str:
     """Two tables of predicted over measured, each cell the least and the most of its rows."""
+    stages, others = ranges(found, path, gpu)
+    shown = [
+        markdown_table(
+            [{key: _range(value) if isinstance(value, list) else value for key, value in row.items()} for row in rows],
+            columns,
+        )
+        for rows, columns in ((stages, [WHOLE, "rows", *STAGES]), (others, [ALONE, "rows", "prefill"]))
+        if rows
+    ]
+    return "\n".join(shown)
+
+
+def ranges(
+    found: Sequence[Results], path: str, gpu: Gpu | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the two tables, each value [least, most] of predicted over measured, empty where nothing was measured."""
     whole: dict[str, list[dict[str, float]]] = {}
     alone: dict[str, list[float]] = {}
     for results in found:
@@ -35,18 +52,14 @@ def accuracy(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> str
                 where = f"{row['backbone']}, {_tokens(row)}" + ("" if is_even(row) else " after cuts between layers")
                 alone.setdefault(where, []).append(row["predicted_over_measured"])
     stages = [
-        {"the plan's rows": where, "rows": len(some)}
-        | {stage: _range([one[stage] for one in some if stage in one]) for stage in STAGES}
+        {WHOLE: where, "rows": len(some)}
+        | {stage: _ends([one[stage] for one in some if stage in one]) for stage in STAGES}
         for where, some in sorted(whole.items())
     ]
-    others = [
-        {"other methods": where, "rows": len(some), "prefill": _range(some)} for where, some in sorted(alone.items())
-    ]
-    tables = [markdown_table(stages, ["the plan's rows", "rows", *STAGES])] if stages else []
-    tables += [markdown_table(others, ["other methods", "rows", "prefill"])] if others else []
-    if not tables:
+    others = [{ALONE: where, "rows": len(some), "prefill": _ends(some)} for where, some in sorted(alone.items())]
+    if not stages and not others:
         raise ValueError(f"there is no row of the {path} path to compare with; `diffprune profile` measures some")
-    return "\n".join(tables)
+    return stages, others
 
 
 def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[str, float]:
@@ -77,9 +90,14 @@ def _tokens(row: dict[str, Any]) -> str:
     return "all tokens" if row["method"] == "full" else f"{row['num_kept']} tokens"
 
 
-def _range(values: Sequence[float]) -> str:
+def _ends(values: Sequence[float]) -> list[float]:
+    """Least and most; nothing of none."""
+    return [min(values), max(values)] if values else []
+
+
+def _range(ends: Sequence[float]) -> str:
     """Least to most; a dash for none."""
-    return f"{min(values):.2f} to {max(values):.2f}" if values else "-"
+    return f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "-"
 
 
 def refresh(page: str, found: Sequence[Results]) -> str:

@@ -467,8 +467,8 @@ def make_options(name: str, options: Mapping[str, Any]) -> Any:
     cls = METHODS.get(name)
     known = [field.name for field in dataclasses.fields(cls.Options)]
     given = dict(options)
-    if "native" not in known:
-        given.pop("native", None)
+    if "native" not in known and isinstance(given.get("native"), bool):
+        del given["native"]
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

@@ -58,6 +58,7 @@ def split_methods(text: str) -> list[str]:
 
 def parse_method(text: str) -> NamedMethod:
     """The method that the text names; a `ValueError` of one sentence where it, an option or a value is not known."""
+    text = text.strip()
     name, bracket, rest = text.partition("[")
     name = name.strip()
     if not bracket:
@@ -80,11 +81,6 @@ def parse_method(text: str) -> NamedMethod:
             raise ValueError(f"option {key!r} of method {name!r} takes {error}, not {value!r}") from None
     make_options(name, options)
     return NamedMethod(text, name, options)
-
-
-def parse_methods(text: str) -> list[NamedMethod]:
-    """The methods of a comma-separated text, in the order given."""
-    return [parse_method(part) for part in split_methods(text)]
 
 
 def read_value(text: str, kind: Any) -> Any:

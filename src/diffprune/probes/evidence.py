@@ -38,7 +38,8 @@ def block(name: str, results: Path) -> str:
         return f"Not yet run: there is no `results/{name}.json`.\n"
     found = read_results(path)
     picture = "" if name in WITHOUT_FIGURE else f"![{name}](img/{name}.png)\n\n"
-    origin = f"`{found.command}` on {found.device}, {found.date[:10]}, seeds {', '.join(map(str, found.seeds))}."
+    seeds = f", seeds {', '.join(map(str, found.seeds))}" if found.seeds else ""
+    origin = f"`{found.command}` on {found.device}, {found.date[:10]}{seeds}."
     origin += seed_counts(found.rows)
     return f"{picture}{FINDINGS[name](found.rows)}\n{origin}\n\n{_capital(found.notes)}.\n"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from diffprune.evaluate.native import own_sizes, scene_images
-from diffprune.loading import load_vlm
 from diffprune.model import PrunedVLM
 from diffprune.probes.store import Row
 from diffprune.scenes import make_scene
+from diffprune.types import Budget
 from diffprune.viz import compare_ends, save_matrix
 
 NAME = "qualitative"
@@ -28,7 +28,9 @@ PICTURES = {"full": 100, "tiny": 3}
 
 def measure(pruner: str, keep: str, count: int, device: str, figure: Path) -> list[Row]:
     """A row for the pruner and for each ranking without training around its model; draws the pruner's first picture."""
-    first = load_vlm(pruner, model="", method="", keep=keep, device=device)
+    first = PrunedVLM.from_pretrained(pruner, keep=Budget.parse(keep).keep)
+    first.base.to(device)
+    first.method.to(device)
     scenes = [make_scene("test", index) for index in range(count)]
     pictures = scene_images(scenes, own_sizes(first))
     save_matrix(first, pictures[0], first.select([pictures[0]], [""])[0], figure)
