@@ -121,15 +121,12 @@ class Compiler:
     One function serves all layers (weights are arguments), so a model of 32 layers compiles one.
     """
 
-    def __init__(self, enabled: bool, *, autotune: bool = False, pads: bool = True) -> None:
-        """Args:
-        autotune: As the mode max-autotune-no-cudagraphs, which cannot be given beside options.
-        pads: Let the compiler pad strides. That is quicker where widths are odd, and gives wrong values in torch 2.11
-            where keys are written into a cache and attended to in one function (docs/log.md).
-        """
+    def __init__(self, enabled: bool, *, autotune: bool = False) -> None:
         self.enabled = enabled
-        self.options: dict[str, Any] = {"comprehensive_padding": pads}
-        if autotune:
+        # Padded strides give wrong values in torch 2.11 where keys are written into a cache and attended to in one
+        # function (float32, two keys for four queries of 16 channels, 69 columns; docs/log.md).
+        self.options: dict[str, Any] = {"comprehensive_padding": False}
+        if autotune:  # as the mode max-autotune-no-cudagraphs, which cannot be given beside options
             self.options |= {"max_autotune": True, "coordinate_descent_tuning": True}
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -149,7 +149,7 @@ class FastPath:
         weight = vlm.base.get_input_embeddings().weight
         self.device, self.dtype = weight.device, vlm.base.dtype
         self.capture = self.device.type == "cuda"
-        self.compiler = Compiler(self.capture and compile_layers, pads=False)
+        self.compiler = Compiler(self.capture and compile_layers)
         self.vision_compiler = Compiler(self.capture and compile_layers, autotune=autotune)
         self.seconds: dict[str, float] = {}
         if self.capture:
