@@ -16,8 +16,8 @@
 # What is under way lies in WORK (out/scaling). A process that fails does not stop the others, and a training that fails
 # goes on without torch.compile.
 # Settings: SIZES ("s m l"), TOWER_SHARE of MINUTES, OPTIONS of every training, TOWER_OPTIONS and LANGUAGE_OPTIONS; of
-# `probe` SEEDS, STEPS, QUESTIONS, JOBS at a time, SECONDS_LEFT for all, GROUPS_ASKED (methods without training, a group
-# to a process). MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
+# `probe` SEEDS, STEPS, QUESTIONS, JOBS at a time, SECONDS_LEFT for all, LEARNED (scorers to train), GROUPS_ASKED
+# (methods without training, a group to a process). MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
 set -uo pipefail
 
 what=$1
@@ -39,7 +39,8 @@ if [ "${SIZE:-full}" = tiny ]; then
     : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}" "${LEAST_SECONDS:=1}"
 fi
 : "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=300}" "${JOBS:=16}" "${SECONDS_LEFT:=530}" "${LEAST_SECONDS:=40}"
-: "${GROUPS_ASKED:=random fastv gots mmtok holov,divprune visionzip,hidden_norm,oracle}"
+: "${LEARNED=diffprune diffprune[noise=matched]}"
+: "${GROUPS_ASKED=random fastv gots mmtok holov,divprune visionzip,hidden_norm,oracle}"
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
@@ -175,11 +176,13 @@ probe() {
     share_gpu
     trap finish TERM INT
     keep_filling "$KEPT_EVERY" keep_parts
+    set -f # brackets in a method's name are no pattern
     for size in l m s; do # the longest first
         case " $SIZES " in *" $size "*) ;; *) continue ;; esac
-        for seed in $SEEDS; do echo "$size diffprune $seed"; done
+        for methods in $LEARNED; do for seed in $SEEDS; do echo "$size $methods $seed"; done; done
         for methods in $GROUPS_ASKED; do echo "$size $methods ${SEEDS// /,}"; done
     done >"$work/parts.txt"
+    set +f
     export -f part
     ends=$(($(date +%s) + $(left) - 20)) # what would end later is not begun
     export python work out commit STEPS QUESTIONS TINY_OPTIONS ends

@@ -42,12 +42,12 @@ def yes_folder(tmp_path_factory) -> Path:
 
 def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp_path, yes_folder) -> None:
     arguments = ("--out", tmp_path, "--weights", yes_folder, "--questions", 2, "--json")
-    code, out, err = probe(*arguments, "--methods", "diffprune,random")
+    code, out, err = probe(*arguments, "--methods", f"diffprune,{scaling.MATCHED}")
     assert code == 0, err
     rows = json.loads(out)
     assert {row["backbone"] for row in rows} == {"scenes-qwen-s"}
     assert {(row["method"], row["pruned"]) for row in rows if "task" in row} == {
-        *((method, rate) for method in ("diffprune", "random") for rate in (50.0, 88.9)),
+        *((method, rate) for method in ("diffprune", scaling.MATCHED) for rate in (50.0, 88.9)),
         ("full", 0.0),
     }
     assert {row["task"] for row in rows if "task" in row} == set(scaling.TASKS)
@@ -56,13 +56,14 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
     assert (tmp_path / "scaling.png").is_file()
     found = read_results(tmp_path / "scaling.json")
     assert found.seeds == [42] and "1 steps of 2 captions" in found.notes
-    scorer = tmp_path / "scaling/scorers/scenes-qwen-s-42/model.safetensors"
+    scorer = tmp_path / "scaling/scorers/scenes-qwen-s-diffprune-42/model.safetensors"
     made = scorer.stat().st_mtime_ns
 
-    code, out, err = probe(*arguments, "--methods", "diffprune,random,hidden_norm[layer=1]")
+    asked = ("diffprune", scaling.MATCHED, "random", "hidden_norm[layer=1]")
+    code, out, err = probe(*arguments, "--methods", ",".join(asked))
     assert code == 0, err
     assert scorer.stat().st_mtime_ns == made
-    assert {row["method"] for row in json.loads(out)} == {"full", "diffprune", "random", "hidden_norm[layer=1]"}
+    assert {row["method"] for row in json.loads(out)} == {"full", *asked}
     said = evidence.block("scaling", tmp_path)
     assert (
         "100.0 ± 0.0" in said
@@ -103,10 +104,10 @@ def test_a_mistake_is_one_sentence(capsys, tmp_path, arguments, words) -> None:
 
 
 def test_what_has_no_seed_is_measured_once() -> None:
-    asked = scaling.parts(["scenes-qwen-s"], ["diffprune", "random", "holov"], [42, 123])
+    asked = scaling.parts(["scenes-qwen-s"], [scaling.MATCHED, "random", "holov"], [42, 123])
     assert [(part.method, part.seed) for part in asked] == [
-        ("diffprune", 42),
-        ("diffprune", 123),
+        (scaling.MATCHED, 42),
+        (scaling.MATCHED, 123),
         ("random", 42),
         ("random", 123),
         ("holov", 0),
@@ -135,9 +136,10 @@ def test_the_scorers_are_trained_by_the_recipe_of_the_other_reference_model() ->
     assert changed == {"backbone.name", "backbone.weights", "budget.range"}
     assert [round(share * 576) for share in own.budget.range or ()] == [16, 256]
     settings = replace(scaling.SIZES["full"], steps=2000, batch=16, held_out=256)
-    run = scaling.run_config(Path("out/scaling/models/scenes-qwen-s"), 42, settings)
-    changed = {line.partition(":")[0] for line in differences(own, run)}
-    assert changed == {"validation.every", "saving.tensorboard"}
+    for method, more in ((scaling.LEARNED, set()), (scaling.MATCHED, {"method.noise"})):
+        run = scaling.run_config(Path("out/scaling/models/scenes-qwen-s"), method, 42, settings)
+        changed = {line.partition(":")[0] for line in differences(own, run)}
+        assert changed == {"validation.every", "saving.tensorboard"} | more
 
 
 def test_a_collapse_is_called_one() -> None:

@@ -258,7 +258,9 @@ def _scaling(
     for name in names:
         if name not in scaling.BACKBONES:
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
-    chosen = scaling.check_methods(split_methods(methods) if methods else (scaling.LEARNED, *scaling.UNTRAINED))
+    chosen = scaling.check_methods(
+        split_methods(methods) if methods else (scaling.LEARNED, scaling.MATCHED, *scaling.UNTRAINED)
+    )
     drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn
     settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)

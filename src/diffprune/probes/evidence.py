@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from diffprune.probes import scaling
 from diffprune.probes.bench import LEARNED, PLAIN, TAU
 from diffprune.probes.figures import ORDER, backbones_of, label
 from diffprune.probes.run import BACKBONES_FILE
@@ -215,14 +216,15 @@ def _scaling(rows: Sequence[Row]) -> str:
         before = 100.0
         for rate in sorted({row["pruned"] for row in summed}):
             here = {row["method"]: row for row in summed if (row["backbone"], row["pruned"]) == (size, rate)}
-            ours = here.pop("diffprune", None)
+            ours, matched = here.pop(scaling.LEARNED, None), here.pop(scaling.MATCHED, None)
             plain = [row for name, row in here.items() if name not in ("random", "oracle")]
             best = max(plain, key=lambda row: row["retention"], default=None)
             table.append(
                 {
                     "model": size,
                     "pruned %": f"{rate:g}",
-                    "DiffPrune": ours and f"{ours['retention']:.1f} ± {ours['retention_std']:.1f}",
+                    "DiffPrune": _kept_by_seeds(ours),
+                    "with matched noise": _kept_by_seeds(matched),
                     "random": _kept(here.get("random")),
                     "best without training": best and f"{_kept(best)} ({label(best['method'])})",
                     "oracle": _kept(here.get("oracle")),
@@ -237,6 +239,10 @@ def _scaling(rows: Sequence[Row]) -> str:
 
 def _kept(row: Row | None) -> str | None:
     return None if row is None else f"{row['retention']:.1f}"
+
+
+def _kept_by_seeds(row: Row | None) -> str | None:
+    return None if row is None else f"{row['retention']:.1f} ± {row['retention_std']:.1f}"
 
 
 def _steepest(drops: Sequence[tuple[float, str, float]]) -> str:

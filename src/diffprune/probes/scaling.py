@@ -1,7 +1,8 @@
 """What is left of three sizes of one native-resolution model at five pruning rates (paper, appendix figure).
 
-For every size a scorer is trained by the recipe of `scenes-llava`, nothing changed, and the model answers the kinds of
-task of the paper's Qwen table through the deployed path, beside random choice, methods without training and the oracle.
+For every size a scorer is trained by the recipe of `scenes-llava`, nothing changed, and another with noise matched to
+the features; the model answers the kinds of task of the paper's Qwen table through the deployed path, beside random
+choice, methods without training and the oracle.
 The models are `scenes-qwen-s`, `-m` and `-l`, trained by `runs/scaling.sh`.
 
 Each (size, method, seed) is answered by itself and kept in a file of its own, so that several processes can share the
@@ -38,6 +39,7 @@ TASKS = ("mmbench", "mme", "pope", "scienceqa", "textvqa")  # of the paper's Qwe
 DRAWN = ("mme", "scienceqa", "mmbench")  # of its figure
 RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9}  # share that stays: percent pruned
 LEARNED = "diffprune"
+MATCHED = f"{LEARNED}[noise=matched]"  # the one change measured beside the recipe
 UNTRAINED = ("random", "fastv", "holov", "divprune", "visionzip", "gots", "mmtok", "hidden_norm", "oracle")
 SEEDS = (42, 123, 456)
 MADE = ("answers", "scorers")  # folders in the working folder
@@ -98,26 +100,32 @@ def check_methods(names: Iterable[str]) -> tuple[str, ...]:
     """The same names, where all of them can be measured here."""
     found = tuple(dict.fromkeys(name for name in names if name))
     for name in found:
-        if name not in (LEARNED, "oracle"):
+        if name != "oracle" and not is_learned(name):
             require_weights(parse_method(name).name)
     if not found:
-        raise ValueError(f"no method was named; choose from {', '.join((LEARNED, *UNTRAINED))}")
+        raise ValueError(f"no method was named; choose from {', '.join((LEARNED, MATCHED, *UNTRAINED))}")
     return found
 
 
+def is_learned(method: str) -> bool:
+    """Whether a scorer is trained for it here: DiffPrune, with options or without."""
+    return method != "oracle" and parse_method(method).name == LEARNED
+
+
 def _has_seed(method: str) -> bool:
-    return method in (LEARNED, "random")
+    return method != "oracle" and parse_method(method).name in (LEARNED, "random")
 
 
 # --- one size ---------------------------------------------------------------------------------------------------------
 
 
-def run_config(folder: Path, seed: int, settings: Settings) -> RunConfig:
+def run_config(folder: Path, method: str, seed: int, settings: Settings) -> RunConfig:
     """The training of a scorer: the hyper-parameters of configs/scenes_qwen/diffprune_bridge_any.yaml."""
+    named = parse_method(method)
     return make_config(
         {
             "backbone": {"name": "qwen2_5_vl", "weights": str(folder), "dtype": "float32"},
-            "method": {"name": LEARNED},
+            "method": {"name": named.name, **named.options},
             "budget": {"range": [0.0278, 0.4444]},
             "tau": {"start": 2.0, "end": 0.1, "anneal_steps": 0.8},
             "optim": {
@@ -173,19 +181,19 @@ class Bench:
             progress=self.progress,
         )
 
-    def trained(self, seed: int) -> Pruner:
+    def trained(self, method: str, seed: int) -> Pruner:
         """The scorer of this seed, trained here where it is not there yet."""
         from diffprune.train.run import train_pruner
 
-        folder = self.work / MADE[1] / f"{self.backbone}-{seed}"
+        folder = self.work / MADE[1] / f"{self.backbone}-{method}-{seed}"
         if not (folder / "model.safetensors").exists():
-            train_pruner(run_config(self.folder, seed, self.settings), folder, resume=True, quiet=True)
+            train_pruner(run_config(self.folder, method, seed, self.settings), folder, resume=True, quiet=True)
         return PrunedVLM.from_pretrained(folder, base=self.vlm.base, processor=self.vlm.processor).method
 
     def answer(self, part: Part) -> Sheet:
         """What the full model and the method at every budget say."""
-        if part.method == LEARNED:
-            pruner = self.trained(part.seed)
+        if is_learned(part.method):
+            pruner = self.trained(part.method, part.seed)
         elif part.method == "oracle":
             pruner = self.gallery.oracle()
         else:
@@ -287,7 +295,7 @@ def _claim(work: Path, settings: Settings) -> None:
 def _needs(methods: Iterable[str]) -> frozenset[str]:
     found = frozenset[str]()
     for name in methods:
-        if name not in (LEARNED, "oracle"):
+        if name != "oracle" and not is_learned(name):
             found |= parse_method(name).build().needs  # options may change them
     return found & NEEDS
 
@@ -327,7 +335,7 @@ def collect(work: Path, out: Path, *, settings: Settings, device: str, commit: s
 
 
 def _place(method: str) -> int:
-    order = (LEARNED, *UNTRAINED)
+    order = (LEARNED, MATCHED, *UNTRAINED)
     return order.index(method) if method in order else len(order)
 
 
