@@ -109,7 +109,7 @@ table() {
         --notes "scenes-llava-next, 2,880 visual tokens of a 384 px picture; $STEPS steps of $BATCH captions for each scorer"
     # Where a method is missing: what there is.
     "$@" --versus diffprune --methods 'diffprune,gumbel_ste,random,*' || "$@" --versus diffprune || "$@" || return 0
-    cp "$work"/results/scenes_next.json "$out/"
+    cp "$work"/results/scenes_next{,.answers}.json "$out/"
 }
 
 keep_scorers() { tar -czf "$work/packed.tgz" -C "$work" --exclude 'checkpoint*' train && mv "$work/packed.tgz" "$out/next_scorers.tgz"; }

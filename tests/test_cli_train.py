@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from diffprune.cli.main import _run
+from diffprune.cli.train import describe
 from diffprune.model import PrunedVLM
 from tests.train import runs
 
@@ -28,6 +29,15 @@ def test_a_run_is_trained_told_and_loaded(config: Path, tmp_path: Path, capsys: 
     assert json.loads(capsys.readouterr().out)["ended"] == "finished"
     assert _run([*arguments[:-1], "--resume"]) == 1
     assert "another config (budget.keep: 3 -> 4)" in capsys.readouterr().err
+
+
+def test_a_scorer_no_better_than_random_choice_is_called_that() -> None:
+    best = {"step": 4, "hard": 0.7, "gap": 0.0, "random": 0.5}
+    summary = {"step": 4, "steps": 4, "samples_s": 1.0, "ended": "finished", "best": best, "out": "runs/a"}
+    assert "no better than random choice, whose loss is 0.5000" in describe(summary)
+    assert "random choice" not in describe(summary | {"best": best | {"hard": 0.4}})
+    del best["random"]  # a run begun before it was measured
+    assert "the pruner: runs/a" in describe(summary)
 
 
 @pytest.mark.parametrize(

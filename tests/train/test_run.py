@@ -57,6 +57,9 @@ def test_a_run_leaves_a_pruner_that_loads_and_has_the_loss_that_was_reported(dis
     batch, tokens = run_module.make_batch(vlm, held_out)
     with torch.no_grad():
         assert vlm.loss(batch, tokens=tokens, hard=True).item() == pytest.approx(summary["best"]["hard"], rel=1e-5)
+        by_lot = PrunedVLM(vlm.base, vlm.processor, method="random", keep=4)
+        chance = by_lot.loss(batch, tokens=tokens, hard=True).item()
+    assert [record["random"] for record in checked] == pytest.approx([chance, chance], rel=1e-5)
 
 
 def test_only_the_method_learns(disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

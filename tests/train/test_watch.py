@@ -16,7 +16,7 @@ def test_records_after_the_checkpoint_are_dropped_and_a_cut_line_is_no_error(tmp
     with Watch(tmp_path, steps=9, tensorboard=False, quiet=True) as watch:
         for step in range(1, 5):
             watch.step(record(step))
-        watch.validation({"step": 4, "throttled": 1.0, "hard": 1.5, "gap": 0.5, "best": True})
+        watch.validation({"step": 4, "throttled": 1.0, "hard": 1.5, "gap": 0.5, "random": 2.0, "best": True})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
     with Watch(tmp_path, steps=9, start=3, tensorboard=False, quiet=True) as watch:

@@ -56,8 +56,14 @@ def describe(summary: dict) -> str:
     if summary["ended"] == "stopped":
         return f"stopped after {steps}; everything is saved, go on with --resume"
     best = summary["best"]
-    found = ""
+    found = warning = ""
     if best is not None:
         found = f"; best at step {best['step']}: hard top-K loss {best['hard']:.4f}, gap {best['gap']:+.4f}"
+        chance = best.get("random")  # not in runs begun before it was measured
+        if chance is not None and best["hard"] >= chance:
+            warning = (
+                f"\nno better than random choice, whose loss is {chance:.4f}: do not deploy it; give it more "
+                "steps, another seed or another tau.start (docs/training.md)"
+            )
     early = ", ended early" if summary["ended"] == "early" else ""
-    return f"{steps}{early}{found}\nthe pruner: {summary['out']}"
+    return f"{steps}{early}{found}\nthe pruner: {summary['out']}{warning}"

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from diffprune.evaluate.native import own_sizes, scene_images
 from diffprune.evaluate.pixels import takes_pixels
 from diffprune.methods.base import SelfTaughtPruner, build_method
 from diffprune.methods.diffprune import DiffPrune
+from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM, wrap_backbone
 from diffprune.results import write_text
 from diffprune.scenes import Scene
@@ -65,6 +66,7 @@ BROKEN_FILE = "broken.jsonl"
 MAX_BROKEN = 0.01  # share of the rows a run reads
 CALIBRATION = 1024  # pictures from which the scale of matched noise is taken
 BLANK = (Sample(id=-1, picture=Image.new("RGB", (56, 56)), question=INSTRUCTION, answer="."),)
+How = Literal["throttled", "hard", "random"]
 FIXED = "validation"  # in place of the step: noise and budgets of validation are the same each time
 
 
@@ -87,7 +89,7 @@ class Objective(nn.Module):
         tau: float,
         num_targets: Float[Tensor, ""],
         *,
-        hard: bool = False,
+        how: How = "throttled",
         batch: Batch | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """The samples' part of the loss, and the sum over them of the budget entropy, sum alpha (1 - alpha).
@@ -95,7 +97,7 @@ class Objective(nn.Module):
         Args:
             step: Noise and budgets are drawn from it, the seed and the sample.
             num_targets: Answer tokens of the global batch.
-            hard: Drop instead of throttling, as in deployment.
+            how: Or "hard": drop as in deployment; or "random": drop as many, drawn by lot.
             batch: The samples as the model takes them, where that is done already.
         """
         (vlm,), config = self._vlm, self.config
@@ -103,12 +105,15 @@ class Objective(nn.Module):
             nothing = sum((parameter.sum() * 0 for parameter in self.parameters()), torch.zeros((), device=self.device))
             return nothing, torch.zeros((), device=self.device)  # type: ignore[return-value]
         if not samples:  # others wait for this process's part of every layer too
-            loss, entropy = self(BLANK, step, tau, num_targets, hard=hard)
+            loss, entropy = self(BLANK, step, tau, num_targets, how=how)
             return loss * 0, entropy * 0
         batch, tokens = make_batch(vlm, samples, batch, sizes=config.data.sizes)
         counts = self._budgets(tokens, samples, step)
-        if hard:
+        if how == "hard":
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
+        if how == "random":
+            lm = vlm.splice_kept(batch, tokens, Random().select(tokens, counts))
+            return vlm.answer_loss(lm, num_targets), num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
             pictures = [sample.picture for sample in samples]
@@ -246,6 +251,7 @@ class Standing:
     Args:
         step: Optimiser steps taken.
         best: The best validation so far.
+        random: The held-out loss of random choice at the same budgets: what a scorer must be below.
         waited: Validations since then, counted once the temperature has settled.
         broken: Rows that could not be used.
         early: Whether patience has run out.
@@ -255,6 +261,7 @@ class Standing:
 
     step: int = 0
     best: dict[str, Any] | None = None
+    random: float | None = None
     waited: int = 0
     broken: list[dict[str, Any]] = field(default_factory=list)
     early: bool = False
@@ -506,21 +513,27 @@ class Run:
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """Both losses of the held-out samples at the final temperature, with the same noise each time."""
+        """Both losses of the held-out samples at the final temperature, with the same noise each time.
+
+        Beside them stands the loss of random choice, which no step changes.
+        """
         config, accelerator = self.config, self.accelerator
         mine = self.held_out[accelerator.process_index :: accelerator.num_processes]
         divisor = torch.tensor(sum(map(self.count_targets, self.held_out)), dtype=torch.float32).to(accelerator.device)
         objective = accelerator.unwrap_model(self.objective)
         self._harden(0.0)  # a loss of captions alone, the same at every step
-        sums = {hard: torch.zeros((), dtype=torch.float64, device=accelerator.device) for hard in (False, True)}
+        ways: tuple[How, ...] = ("throttled", "hard", *(("random",) if self.standing.random is None else ()))
+        sums = {how: torch.zeros((), dtype=torch.float64, device=accelerator.device) for how in ways}
         most = -(-len(self.held_out) // accelerator.num_processes)  # as many passes in each process
         for start in range(0, most, config.optim.batch_size):
             part = mine[start : start + config.optim.batch_size]
-            for hard in sums:
+            for how in sums:
                 with accelerator.autocast():
-                    sums[hard] += objective(part, FIXED, self.tau_end, divisor, hard=hard)[0].double()
-        throttled, hard = self.sum_up(sums[False], sums[True])
+                    sums[how] += objective(part, FIXED, self.tau_end, divisor, how=how)[0].double()
+        throttled, hard, *chance = self.sum_up(*sums.values())
+        (self.standing.random,) = chance or (self.standing.random,)
         record = {"step": self.standing.step, "throttled": throttled, "hard": hard, "gap": hard - throttled}
+        record["random"] = self.standing.random
         self._judge(record)
         return record
 

@@ -102,8 +102,11 @@ class Watch:
         self._keep(record, "train")
 
     def validation(self, record: Record) -> None:
-        """One validation: step, throttled, hard, gap, best."""
-        losses = f"throttled {record['throttled']:.4f}, hard top-K {record['hard']:.4f}, gap {record['gap']:+.4f}"
+        """One validation: step, throttled, hard, gap, random, best."""
+        losses = (
+            f"throttled {record['throttled']:.4f}, hard top-K {record['hard']:.4f}, gap {record['gap']:+.4f}, "
+            f"random choice {record['random']:.4f}"
+        )
         self.say(f"step {record['step']}/{self.steps}: {losses}{' (best)' if record['best'] else ''}")
         self._keep(record, "validation")
 
