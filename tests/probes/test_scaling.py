@@ -42,12 +42,12 @@ def yes_folder(tmp_path_factory) -> Path:
 
 def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp_path, yes_folder) -> None:
     arguments = ("--out", tmp_path, "--weights", yes_folder, "--questions", 2, "--json")
-    code, out, err = probe(*arguments, "--methods", f"diffprune,{scaling.MATCHED}")
+    code, out, err = probe(*arguments, "--methods", f"diffprune,{scaling.CHANGED[0]}")
     assert code == 0, err
     rows = json.loads(out)
     assert {row["backbone"] for row in rows} == {"scenes-qwen-s"}
     assert {(row["method"], row["pruned"]) for row in rows if "task" in row} == {
-        *((method, rate) for method in ("diffprune", scaling.MATCHED) for rate in (50.0, 88.9)),
+        *((method, rate) for method in ("diffprune", scaling.CHANGED[0]) for rate in (50.0, 88.9)),
         ("full", 0.0),
     }
     assert {row["task"] for row in rows if "task" in row} == set(scaling.TASKS)
@@ -59,7 +59,7 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
     scorer = tmp_path / "scaling/scorers/scenes-qwen-s-diffprune-42/model.safetensors"
     made = scorer.stat().st_mtime_ns
 
-    asked = ("diffprune", scaling.MATCHED, "random", "hidden_norm[layer=1]")
+    asked = ("diffprune", scaling.CHANGED[0], "random", "hidden_norm[layer=1]")
     code, out, err = probe(*arguments, "--methods", ",".join(asked))
     assert code == 0, err
     assert scorer.stat().st_mtime_ns == made
@@ -92,6 +92,9 @@ def test_without_weights_a_trial_makes_a_model_and_the_real_thing_asks_for_one(p
         (["--backbone", "deit-tiny"], "scenes-qwen-s, scenes-qwen-m, scenes-qwen-l"),
         (["--methods", "magic"], "magic"),
         (["--methods", "random,hidden_norm[layr=1]"], "has no option 'layr'; did you mean layer"),
+        (["--methods", "diffprune[tau.stat=1]"], "did you mean tau.start"),
+        (["--methods", "diffprune[tau.start=]"], "no key with a value"),
+        (["--methods", "diffprune[noisy=matched]"], "has no option 'noisy'"),
         (["--methods", ","], "no method was named"),
         (["--seeds", ","], "at least one seed"),
         (["--seeds", "1,2,3", "--steps", "2"], "3 seeds for 2 steps"),
@@ -104,10 +107,10 @@ def test_a_mistake_is_one_sentence(capsys, tmp_path, arguments, words) -> None:
 
 
 def test_what_has_no_seed_is_measured_once() -> None:
-    asked = scaling.parts(["scenes-qwen-s"], [scaling.MATCHED, "random", "holov"], [42, 123])
+    asked = scaling.parts(["scenes-qwen-s"], [scaling.CHANGED[0], "random", "holov"], [42, 123])
     assert [(part.method, part.seed) for part in asked] == [
-        (scaling.MATCHED, 42),
-        (scaling.MATCHED, 123),
+        (scaling.CHANGED[0], 42),
+        (scaling.CHANGED[0], 123),
         ("random", 42),
         ("random", 123),
         ("holov", 0),
@@ -136,7 +139,11 @@ def test_the_scorers_are_trained_by_the_recipe_of_the_other_reference_model() ->
     assert changed == {"backbone.name", "backbone.weights", "budget.range"}
     assert [round(share * 576) for share in own.budget.range or ()] == [16, 256]
     settings = replace(scaling.SIZES["full"], steps=2000, batch=16, held_out=256)
-    for method, more in ((scaling.LEARNED, set()), (scaling.MATCHED, {"method.noise"})):
+    for method, more in (
+        (scaling.LEARNED, set()),
+        ("diffprune[noise=matched]", {"method.noise"}),
+        ("diffprune[noise=matched; tau.start=0.5]", {"method.noise", "tau.start"}),
+    ):
         run = scaling.run_config(Path("out/scaling/models/scenes-qwen-s"), method, 42, settings)
         changed = {line.partition(":")[0] for line in differences(own, run)}
         assert changed == {"validation.every", "saving.tensorboard"} | more

@@ -259,7 +259,7 @@ def _scaling(
         if name not in scaling.BACKBONES:
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
     chosen = scaling.check_methods(
-        split_methods(methods) if methods else (scaling.LEARNED, scaling.MATCHED, *scaling.UNTRAINED)
+        split_methods(methods) if methods else (scaling.LEARNED, *scaling.CHANGED, *scaling.UNTRAINED)
     )
     drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn

@@ -216,7 +216,8 @@ def _scaling(rows: Sequence[Row]) -> str:
         before = 100.0
         for rate in sorted({row["pruned"] for row in summed}):
             here = {row["method"]: row for row in summed if (row["backbone"], row["pruned"]) == (size, rate)}
-            ours, matched = here.pop(scaling.LEARNED, None), here.pop(scaling.MATCHED, None)
+            ours = here.pop(scaling.LEARNED, None)
+            changed = {name: _kept_by_seeds(here.pop(name)) for name in list(here) if scaling.is_learned(name)}
             plain = [row for name, row in here.items() if name not in ("random", "oracle")]
             best = max(plain, key=lambda row: row["retention"], default=None)
             table.append(
@@ -224,7 +225,7 @@ def _scaling(rows: Sequence[Row]) -> str:
                     "model": size,
                     "pruned %": f"{rate:g}",
                     "DiffPrune": _kept_by_seeds(ours),
-                    "with matched noise": _kept_by_seeds(matched),
+                    **{name.removeprefix(scaling.LEARNED).strip("[]"): kept for name, kept in changed.items()},
                     "random": _kept(here.get("random")),
                     "best without training": best and f"{_kept(best)} ({label(best['method'])})",
                     "oracle": _kept(here.get("oracle")),

@@ -1,7 +1,7 @@
 """What is left of three sizes of one native-resolution model at five pruning rates (paper, appendix figure).
 
-For every size a scorer is trained by the recipe of `scenes-llava`, nothing changed, and another with noise matched to
-the features; the model answers the kinds of task of the paper's Qwen table through the deployed path, beside random
+For every size a scorer is trained by the recipe of `scenes-llava`, nothing changed, and others with one thing changed
+(`CHANGED`). The model answers the kinds of task of the paper's Qwen table through the deployed path, beside random
 choice, methods without training and the oracle.
 The models are `scenes-qwen-s`, `-m` and `-l`, trained by `runs/scaling.sh`.
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 
 from diffprune.config import RunConfig, make_config
 from diffprune.evaluate.answers import SUFFIX, Sheet, quality_rows, read_sheet, write_sheet
@@ -39,7 +40,7 @@ TASKS = ("mmbench", "mme", "pope", "scienceqa", "textvqa")  # of the paper's Qwe
 DRAWN = ("mme", "scienceqa", "mmbench")  # of its figure
 RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9}  # share that stays: percent pruned
 LEARNED = "diffprune"
-MATCHED = f"{LEARNED}[noise=matched]"  # the one change measured beside the recipe
+CHANGED = (f"{LEARNED}[tau.start=0.5]", f"{LEARNED}[noise=matched]")  # beside the recipe as it is
 UNTRAINED = ("random", "fastv", "holov", "divprune", "visionzip", "gots", "mmtok", "hidden_norm", "oracle")
 SEEDS = (42, 123, 456)
 MADE = ("answers", "scorers")  # folders in the working folder
@@ -100,48 +101,70 @@ def check_methods(names: Iterable[str]) -> tuple[str, ...]:
     """The same names, where all of them can be measured here."""
     found = tuple(dict.fromkeys(name for name in names if name))
     for name in found:
-        if name != "oracle" and not is_learned(name):
+        if is_learned(name):
+            run_config(Path("model"), name, SEEDS[0], SIZES["tiny"])  # refuses what it does not know
+        elif name != "oracle":
             require_weights(parse_method(name).name)
     if not found:
-        raise ValueError(f"no method was named; choose from {', '.join((LEARNED, MATCHED, *UNTRAINED))}")
+        raise ValueError(f"no method was named; choose from {', '.join((LEARNED, *CHANGED, *UNTRAINED))}")
     return found
 
 
 def is_learned(method: str) -> bool:
-    """Whether a scorer is trained for it here: DiffPrune, with options or without."""
-    return method != "oracle" and parse_method(method).name == LEARNED
+    """Whether a scorer is trained for it here: DiffPrune, with changes or without."""
+    return method.partition("[")[0].strip() == LEARNED
+
+
+def read_changes(method: str) -> dict[str, Any]:
+    """What a text such as `diffprune[noise=matched;tau.start=0.5]` changes in the recipe, by dotted key.
+
+    A key with a dot is one of the training's config, any other an option of the method.
+    """
+    _, bracket, rest = method.partition("[")
+    items = rest.rstrip("]").split(";") if bracket else []
+    own = [item for item in items if "." not in item.partition("=")[0]]
+    named = parse_method(f"{LEARNED}[{';'.join(own)}]" if own else LEARNED)
+    changes = {f"method.{key}": value for key, value in named.options.items()}
+    for item in items:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if "." in key:
+            if not (equals and value):
+                raise ValueError(f"{item.strip()!r} in method {method!r} is no key with a value; write KEY=VALUE")
+            changes[key] = yaml.safe_load(value)
+    return changes
 
 
 def _has_seed(method: str) -> bool:
-    return method != "oracle" and parse_method(method).name in (LEARNED, "random")
+    return is_learned(method) or (method != "oracle" and parse_method(method).name == "random")
 
 
 # --- one size ---------------------------------------------------------------------------------------------------------
 
 
 def run_config(folder: Path, method: str, seed: int, settings: Settings) -> RunConfig:
-    """The training of a scorer: the hyper-parameters of configs/scenes_qwen/diffprune_bridge_any.yaml."""
-    named = parse_method(method)
-    return make_config(
-        {
-            "backbone": {"name": "qwen2_5_vl", "weights": str(folder), "dtype": "float32"},
-            "method": {"name": named.name, **named.options},
-            "budget": {"range": [0.0278, 0.4444]},
-            "tau": {"start": 2.0, "end": 0.1, "anneal_steps": 0.8},
-            "optim": {
-                "lr": 5e-4,
-                "batch_size": settings.batch,
-                "accumulate": 1,
-                "steps": settings.steps,
-                "precision": "float32",
-            },
-            "data": {"name": "scenes", "validation": settings.held_out},
-            "validation": {"every": 0.34},
-            "saving": {"tensorboard": False},
-            "seed": seed,
-            "recipe": "bridge",
-        }
-    )
+    """The training of a scorer by configs/scenes_qwen/diffprune_bridge_any.yaml, with the changes the method names."""
+    values: dict[str, Any] = {
+        "backbone": {"name": "qwen2_5_vl", "weights": str(folder), "dtype": "float32"},
+        "method": {"name": LEARNED},
+        "budget": {"range": [0.0278, 0.4444]},
+        "tau": {"start": 2.0, "end": 0.1, "anneal_steps": 0.8},
+        "optim": {
+            "lr": 5e-4,
+            "batch_size": settings.batch,
+            "accumulate": 1,
+            "steps": settings.steps,
+            "precision": "float32",
+        },
+        "data": {"name": "scenes", "validation": settings.held_out},
+        "validation": {"every": 0.34},
+        "saving": {"tensorboard": False},
+        "seed": seed,
+        "recipe": "bridge",
+    }
+    for key, value in read_changes(method).items():
+        section, _, name = key.partition(".")
+        values.setdefault(section, {})[name] = value
+    return make_config(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +358,7 @@ def collect(work: Path, out: Path, *, settings: Settings, device: str, commit: s
 
 
 def _place(method: str) -> int:
-    order = (LEARNED, MATCHED, *UNTRAINED)
+    order = (LEARNED, *CHANGED, *UNTRAINED)
     return order.index(method) if method in order else len(order)
 
 
