@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import diffprune as dp
-from diffprune.loading import refuse_gaps
+from diffprune import loading, model
+from diffprune.loading import load_vlm, refuse_gaps
 from diffprune.methods.base import Card, Merged, MergingPruner
 from diffprune.methods.cls_attention import ClsAttentionOptions
 from diffprune.model import PrunedVLM
@@ -57,6 +58,22 @@ def test_random_keeps_the_same_tokens_of_a_picture_in_any_batch() -> None:
     assert len({tuple(one.keep.tolist()) for one in together}) > 1
     other_seed = pruned("llava", "random", keep=5, seed=1).select(pictures)
     assert any(not torch.equal(a, b) for a, b in zip(together.keep, other_seed.keep, strict=True))
+
+
+def test_a_method_with_options_in_its_name_is_built_around_a_model_wrapped_once(monkeypatch) -> None:
+    plain, wrapped, wrap = pruned("llava"), [], model.wrap_backbone
+
+    def count(*arguments):
+        wrapped.append(wrap(*arguments))
+        return wrapped[-1]
+
+    for module in (loading, model):
+        monkeypatch.setattr(module, "wrap_backbone", count)
+    monkeypatch.setattr(loading, "load_base", lambda name: (plain.base, plain.processor))
+    # `budget` is an option of the method as well as of the model around it: each keeps its own.
+    vlm = load_vlm("none", model="any", method="fastv[layer=1;budget=average]", keep="4", device="cpu")
+    assert wrapped == [vlm.backbone] and vlm.budget_rule == "global" and vlm.budget.keep == 4
+    assert vlm.method.name == "fastv" and (vlm.method.options.layer, vlm.method.options.budget) == (1, "average")
 
 
 def test_sampling_beams_and_a_static_cache_go_through_the_models_own_generate() -> None:

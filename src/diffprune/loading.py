@@ -137,12 +137,9 @@ def load_vlm(pruner: str, *, model: str, method: str, keep: str | None, device: 
     if pruner != "none":
         vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
     else:
-        named = parse_method(method)
-        require_weights(named.name)
+        require_weights(parse_method(method).name)
         base, processor = load_base(model)
-        backbone = wrap_backbone(base, processor)
-        built = named.build(block=backbone.block, language=backbone.language)
-        vlm = PrunedVLM(base, processor, method=built, keep=1.0 if budget is None else budget)
+        vlm = PrunedVLM(base, processor, method=method, keep=1.0 if budget is None else budget)
     vlm.base.to(device)
     vlm.method.to(device)
     return vlm

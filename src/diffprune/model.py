@@ -31,8 +31,8 @@ from diffprune.methods.base import (
     SelfTaughtPruner,
     TrainableLayerPruner,
     TrainablePruner,
-    build_method,
 )
+from diffprune.methods.named import parse_method
 from diffprune.ops import hard_mask, linear_gate, take_tokens
 from diffprune.ops.noise import draw_normal
 from diffprune.registry import BACKBONES
@@ -51,7 +51,7 @@ class PrunedVLM(nn.Module):
     Args:
         model: The loaded model, of a supported family (`dp.backbones()`). It is frozen and stays untouched.
         processor: Its processor.
-        method: A method's name (`dp.methods()`) or a built `Pruner`.
+        method: A method's name (`dp.methods()`), which may hold options (`fastv[layer=3]`), or a built `Pruner`.
         keep: The budget: an int is tokens per image, a float a share. Every call may give its own.
         positions: "original" keeps the position each token had before anything was dropped; "packed" numbers what is
             left without gaps, for engines that can do no other. Left out: original, but with a method's `native=True`
@@ -99,7 +99,8 @@ class PrunedVLM(nn.Module):
         self.backbone = wrap_backbone(model, processor)
         self.backbone.keeps_newlines = newline
         if isinstance(method, str):
-            method = build_method(method, block=self.backbone.block, language=self.backbone.language, **options)
+            named = parse_method(method)
+            method = named.build(block=self.backbone.block, language=self.backbone.language, **options)
         elif options:
             raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
         if isinstance(method, LayerPruner) and positions == "packed":

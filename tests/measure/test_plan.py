@@ -136,6 +136,14 @@ def test_a_datasheet_number_can_be_replaced_by_a_measured_one():
         ("NVIDIA RTX A6000", "a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 NVL", None),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla V100-SXM2-16GB", None),
+        ("Tesla T4", "t4"),
         ("CPU some cores", None),
     ],
 )
@@ -378,6 +386,17 @@ def test_the_command_says_how_far_off_it_was(tmp_path, capsys):
         run("--against", str(tmp_path / "ttft.json"), "--tflops", "100")
     with pytest.raises(ValueError, match="leave --calibrate out"):
         run("--against", str(tmp_path / "ttft.json"), "--calibrate", str(tmp_path / "ttft.json"))
+
+
+@pytest.mark.parametrize("option", ["--against", "--calibrate"])
+def test_what_was_measured_at_tiny_size_is_refused(tmp_path, option):
+    from diffprune.results import write_results
+
+    rows = [row | {"keep": row["num_kept"]} for row in rows_from(plan.CALIBRATIONS["fast"])]
+    command = "diffprune profile --out x && diffprune profile --random-weights --size tiny --append --out x"
+    write_results(tmp_path / "ttft.json", name="ttft", rows=rows, device="NVIDIA H200", command=command)
+    with pytest.raises(ValueError, match=r"ttft\.json was made at tiny size.*without --size tiny"):
+        run("--gpu", "h200", option, str(tmp_path / "ttft.json"))
 
 
 def test_the_command_gives_json(capsys):

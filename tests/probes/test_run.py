@@ -186,6 +186,34 @@ def test_a_later_process_finds_the_scorers_of_an_earlier_one(bench: Bench, tmp_p
     assert not list((tmp_path / "probes").glob("*[!t]"))  # nothing unfinished is left
 
 
+def test_scorers_trained_on_other_pictures_are_not_taken_for_those_of_these(bench: Bench, tmp_path: Path) -> None:
+    save_deit(bench.classifier, tmp_path / "deit")
+    write_photos(tmp_path / "holdout/x.parquet", 12, seed=9)
+    for seed, place in enumerate(("own", "other")):
+        write_photos(tmp_path / place / "train-00.parquet", 24, seed=seed)
+    write_photos(tmp_path / "moved/train-of-old.parquet", 24, seed=0)  # those of "own"
+
+    def scorer(train_data: str | None) -> tuple[dict[str, torch.Tensor], bool]:
+        """Its weights, and whether it was trained now."""
+        said: list[str] = []
+        named = {"data": str(tmp_path / "holdout"), "train_data": train_data and str(tmp_path / train_data)}
+        later = Bench(
+            backbone="deit-tiny", settings=bench.settings, weights=str(tmp_path / "deit"), say=said.append, **named
+        )
+        return later.scorer("diffprune", 42).state_dict(), any("throttled loss" in text for text in said)
+
+    own, was_trained = scorer("own")
+    assert was_trained
+    for train_data in ("own", "moved", None):  # None: nothing to train on, so what is there is meant
+        found, was_trained = scorer(train_data)
+        assert not was_trained and all(torch.equal(value, own[name]) for name, value in found.items())
+    other, was_trained = scorer("other")
+    assert was_trained and any(not torch.equal(value, own[name]) for name, value in other.items())
+    assert not scorer("own")[1] and not scorer("other")[1]
+    with pytest.raises(ValueError, match=r"deit has scorer diffprune 42 trained on 2 sets of pictures.*--train-data"):
+        scorer(None)
+
+
 def test_what_was_made_is_found_again_beside_a_classifier_of_ours_alone(bench: Bench, tmp_path: Path) -> None:
     made = []
 

@@ -1,6 +1,7 @@
 """Three sizes at five rates: what is asked, trained, kept and written."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,38 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
 
     code, _, err = probe(*arguments, "--steps", 3)
     assert code == 1 and "made with other settings" in err and "--fresh" in err
+
+
+def test_answers_of_other_weights_are_not_taken_for_those_of_these(probe, tmp_path, yes_folder) -> None:
+    folder = tmp_path / "other" / "scenes-qwen-s"
+    save_model(
+        "scenes-qwen-s", qwen.build_model(scaling.TINY_SPEC, qwen.build_tokenizer(), seed=1), folder, card="No.\n"
+    )
+    arguments = ("--out", tmp_path, "--work", tmp_path / "work", "--methods", "random")
+    assert probe(*arguments, "--weights", yes_folder)[0] == 0
+    note = tmp_path / "work/weights-scenes-qwen-s.txt"
+    own = note.read_text()
+    code, _, err = probe(*arguments, "--weights", folder.parent)
+    assert code == 1 and f"{tmp_path / 'work'} was made with other weights of scenes-qwen-s" in err
+    assert str(folder) in err and "--work" in err and "--fresh" in err and note.read_text() == own
+
+    note.unlink()  # as in folders from before there were notes: they are taken as they are
+    code, _, err = probe(*arguments, "--weights", yes_folder)
+    assert code == 0 and note.read_text() == own, err
+    shutil.rmtree(tmp_path / "work/answers")
+    (tmp_path / "work/scorers/scenes-qwen-s-diffprune-42").mkdir(parents=True)  # a training that was cut short
+    code, _, err = probe(*arguments, "--weights", folder.parent)
+    assert code == 1 and "other weights" in err
+    code, _, err = probe(*arguments, "--weights", folder.parent, "--fresh")
+    assert code == 0 and note.read_text() != own, err
+
+
+def test_what_was_answered_is_collected_without_the_model(probe, tmp_path, yes_folder) -> None:
+    arguments = ("--out", tmp_path, "--methods", "random")
+    assert probe(*arguments, "--weights", yes_folder)[0] == 0
+    (tmp_path / "scaling.json").unlink()
+    code, _, err = probe(*arguments)
+    assert code == 0 and read_results(tmp_path / "scaling.json").rows, err
 
 
 def test_without_weights_a_trial_makes_a_model_and_the_real_thing_asks_for_one(probe, tmp_path) -> None:

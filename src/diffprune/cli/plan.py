@@ -53,10 +53,9 @@ def command(
     """
     from diffprune.cli.profile import read_numbers
     from diffprune.measure import plan as planned
-    from diffprune.measure.accuracy import accuracy, ranges
+    from diffprune.measure.accuracy import accuracy, ranges, read_profiles
     from diffprune.measure.gpus import find_gpu
     from diffprune.measure.probes import picture_size
-    from diffprune.results import read_results
     from diffprune.types import Budget
 
     if path not in planned.CALIBRATIONS:
@@ -67,7 +66,7 @@ def command(
         numbers = {"tflops": tflops, "bandwidth": bandwidth, "memory": memory}
         is_given = gpu is not None or any(number is not None for number in numbers.values())
         card = find_gpu(gpu, **numbers) if is_given else None
-        found = [read_results(file) for file in against]
+        found = read_profiles(against)
         if as_json:
             stages, others = ranges(found, path, card)
             print_json({"stages": stages, "others": others})
@@ -78,7 +77,7 @@ def command(
     card = find_gpu(gpu, tflops=tflops, bandwidth=bandwidth, memory=memory)
     calibration, checked = planned.CALIBRATIONS[path], []
     if calibrate:
-        found = [read_results(file) for file in calibrate]
+        found = read_profiles(calibrate)
         calibration = planned.calibrate(found, path, card)
         checked = [
             row

@@ -80,6 +80,18 @@ def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[s
     return {stage: foretold[key] / row[key] for stage, key in keys.items()}
 
 
+def read_profiles(files: Sequence[str | Path]) -> list[Results]:
+    """What `diffprune profile` measured, a `ValueError` where that was a small model in the place of the named one."""
+    found = [read_results(file) for file in files]
+    for file, results in zip(files, found, strict=True):
+        if re.search(r"--size[ =]tiny\b", results.command):  # of any of its commands
+            raise ValueError(
+                f"{file} was made at tiny size, and its rows are not of the models they name; give one that "
+                "`diffprune profile` made without --size tiny"
+            )
+    return found
+
+
 def recorded(results: Results, option: str) -> str:
     """What the command that measured was given for that option; empty where nothing."""
     found = re.search(rf"--{option}[ =](\S+)", results.command)
@@ -111,7 +123,7 @@ def refresh(page: str, found: Sequence[Results]) -> str:
 
 def main(page: str, *files: str) -> None:
     """Refresh the page from the results files."""
-    write_text(page, refresh(Path(page).read_text(encoding="utf-8"), [read_results(file) for file in files]))
+    write_text(page, refresh(Path(page).read_text(encoding="utf-8"), read_profiles(files)))
 
 
 if __name__ == "__main__":

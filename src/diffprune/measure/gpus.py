@@ -42,9 +42,10 @@ GPUS: dict[str, Gpu] = {
 
 
 # Words of a card's name that leave it the same card.
-SAY_NOTHING = frozenset(
-    ["nvidia", "geforce", "tesla", "gpu", "generation", "tensor", "core", "gb", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"]
-)
+SAY_NOTHING = frozenset([
+    "nvidia", "geforce", "tesla", "gpu", "generation", "tensor", "core", "gb", "hbm3",
+    "sxm", "sxm2", "sxm3", "sxm4", "sxm5",
+])  # fmt: skip
 
 
 def find_gpu(
@@ -80,13 +81,14 @@ def keys_of(name: str) -> list[str]:
     """The cards that a name may mean: the one that has all its words, else those of which it leaves words out.
 
     "RTX4090", "H200 SXM" and "NVIDIA A100 80GB" are one card each, "A100" may be two. Words that tell a maker or a
-    socket do not count; any other word that a card has not ("H200 NVL", "RTX 4090 Laptop") makes it another card.
+    socket do not count; any other word that a card has not ("H200 NVL", "RTX 4090 Laptop", "A100 80GB PCIe") makes it
+    another card.
     """
     words = words_of(name)
     whole = [
         key
         for key, gpu in GPUS.items()
-        if words >= set(key.split("-")) and words <= {*key.split("-"), f"{gpu.memory:g}"}
+        if words >= set(key.split("-")) and words <= {*key.split("-"), *words_of(gpu.name), f"{gpu.memory:g}"}
     ]
     return whole or [key for key in GPUS if words and words < set(key.split("-"))]
 
@@ -110,8 +112,5 @@ def unknown(name: str | None, keys: Sequence[str]) -> str:
 
 def gpu_of_device(device: str) -> str | None:
     """The key of the card that a results file names, or None: "NVIDIA A100-SXM4-80GB" is a100-80."""
-    words = {word.removesuffix("gb") for word in re.findall(r"[a-z0-9]+", device.lower())}
-    for key in sorted(GPUS, key=len, reverse=True):
-        if words.issuperset(key.split("-")):
-            return key
-    return None
+    keys = keys_of(device)
+    return keys[0] if len(keys) == 1 else None

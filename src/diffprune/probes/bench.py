@@ -19,7 +19,7 @@ from diffprune.config import OptimConfig, TauConfig, recipe_values
 from diffprune.methods.base import Restricted, TrainablePruner, build_method
 from diffprune.ops import take_tokens
 from diffprune.probes.augment import augment
-from diffprune.probes.data import Photos, draw_photos, find_files, read_photos
+from diffprune.probes.data import Photos, draw_photos, find_files, fingerprint, read_photos
 from diffprune.probes.deit import (
     RECORD,
     Classifier,
@@ -210,6 +210,18 @@ class Bench:
         """Pictures nothing was trained on."""
         return self.once("photos", self._read_held_out)
 
+    @property
+    def trained_on(self) -> str | None:
+        """What tells the pictures to train on from others; None where there are none."""
+        return self.once("trained_on", self._mark_train)
+
+    def _mark_train(self) -> str | None:
+        source = self.train_data or self.data
+        if source is None:
+            return "drawn"
+        files, _ = find_files(source)
+        return fingerprint(files) if files else None
+
     def _read_train(self) -> Photos:
         source = self.train_data or self.data
         if source is None:
@@ -284,7 +296,9 @@ class Bench:
             raise ValueError(f"the classifier in {weights} was trained with --hide {hidden:g}; give that here too")
         return classifier
 
-    def remembered(self, name: str, make: Callable[[], Any] | None = None, *, of: str | None = None) -> Any:
+    def remembered(
+        self, name: str, make: Callable[[], Any] | None = None, *, of: str | None = None, on: str | None = ""
+    ) -> Any:
         """What an earlier process made under this name with the same classifier and settings; else what `make` gives.
 
         It lies beside a classifier that was trained here, so that a run that was cut short does not do it again. None
@@ -292,12 +306,23 @@ class Bench:
 
         Args:
             of: What it hangs on; the settings and the held-out pictures where left out.
+            on: `trained_on` of something that was trained; None takes what was trained on whatever pictures, where
+                that is one.
         """
         folder = Path(self.save_weights or self.weights or "")
         if not (folder / RECORD).is_file():
             return None if make is None else make()
         origin = f"{self.backbone} {self.classifier.training} {self.recipe if of is None else of} {name}"
-        path = folder / "probes" / f"{hashlib.blake2b(origin.encode(), digest_size=10).hexdigest()}.pt"
+        stem = hashlib.blake2b(origin.encode(), digest_size=10).hexdigest()
+        path = folder / "probes" / (f"{stem}-{on}.pt" if on else f"{stem}.pt")
+        if on is None:
+            found = sorted(path.parent.glob(f"{stem}*.pt"))
+            if len(found) > 1:
+                raise ValueError(
+                    f"{folder} has {name} trained on {len(found)} sets of pictures; name the one that is meant with "
+                    "--train-data"
+                )
+            path = found[0] if found else path
         if path.is_file():
             return torch.load(path, map_location=self.device, weights_only=True)
         if make is None:
@@ -374,13 +399,15 @@ class Bench:
         if key not in self._kept or self._kept[key][0] != seed:
             method, snapshots = self._train(name, seed)
             self._kept[key] = (seed, method, snapshots)
-            self.remembered(f"scorer {name} {seed}", lambda: snapshots[-1].state, of=self.settings.recipe)
+            of, on = self.settings.recipe, self.trained_on
+            self.remembered(f"scorer {name} {seed}", lambda: snapshots[-1].state, of=of, on=on)
         return self._kept[key][1:]
 
     def scorer(self, name: str, seed: int) -> TrainablePruner:
         """A trained method alone, which an earlier process may have trained."""
         is_here = self._kept.get(f"trained {name}", (None,))[0] == seed
-        state = None if is_here else self.remembered(f"scorer {name} {seed}", of=self.settings.recipe)
+        of, on = self.settings.recipe, self.trained_on
+        state = None if is_here else self.remembered(f"scorer {name} {seed}", of=of, on=on)
         if state is None:
             return self.trained(name, seed)[0]
         method = self._build(name, seed)

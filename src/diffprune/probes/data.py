@@ -74,6 +74,14 @@ def find_files(source: str | Path) -> tuple[list[Path], list[Path]]:
     return train, [file for file in files if file not in train]
 
 
+def fingerprint(files: Sequence[Path]) -> str:
+    """What tells the pictures of these files from others, without decoding them."""
+    digest = hashlib.blake2b(digest_size=10)
+    for file in files:
+        digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def read_photos(files: Sequence[Path], *, side: int = SIDE, device: str | torch.device = "cpu") -> Photos:
     """The pictures of all files in order; class names come from a `classes.json` beside the first."""
     try:

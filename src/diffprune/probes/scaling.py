@@ -33,6 +33,7 @@ from diffprune.probes.store import Row, locked, rounded
 from diffprune.results import write_results, write_text
 from diffprune.scenes import qwen
 from diffprune.scenes.qwen.reference import QwenSpec, save_model
+from diffprune.scenes.reference import checksums
 
 NAME = "scaling"
 BACKBONES = tuple(qwen.SPECS)
@@ -45,6 +46,7 @@ UNTRAINED = ("random", "fastv", "holov", "divprune", "visionzip", "gots", "mmtok
 SEEDS = (42, 123, 456)
 MADE = ("answers", "scorers")  # folders in the working folder
 SETTINGS_FILE = "settings.txt"  # there: how they were made
+WEIGHTS_FILE = "weights-{backbone}.txt"  # there: of which weights of a model they are
 NO_SEED = 0  # what neither is trained nor draws is measured once
 NOTE = (
     "models scenes-qwen-s, -m and -l (Qwen2.5-VL classes on one tower trained on scenes, decoders tuned from those of "
@@ -269,6 +271,12 @@ def run_parts(
     """
     _claim(work, settings)
     missing = [part for part in todo if not _answers_of(work, part).exists()]
+    asked = todo if weights is not None else missing  # what is there needs no model to be collected
+    folders = {
+        name: find_model(name, weights, work, tiny=tiny) for name in dict.fromkeys(part.backbone for part in asked)
+    }
+    for name, folder in folders.items():
+        _claim_weights(work, name, folder)
     bench: Bench | None = None
     longest, is_complete = 0.0, True
     for number, part in enumerate(missing):
@@ -277,11 +285,10 @@ def run_parts(
             is_complete = False
             break
         if bench is None or bench.backbone != part.backbone:
-            folder = find_model(part.backbone, weights, work, tiny=tiny)
             needs = _needs(other.method for other in missing if other.backbone == part.backbone)
             bench = Bench(
                 backbone=part.backbone,
-                folder=folder,
+                folder=folders[part.backbone],
                 work=work,
                 settings=settings,
                 device=device,
@@ -312,6 +319,19 @@ def _claim(work: Path, settings: Settings) -> None:
         raise ValueError(
             f"{work} was made with other settings ({note.read_text(encoding='utf-8').strip()}); give another folder "
             "with --work, or --fresh to start anew"
+        )
+
+
+def _claim_weights(work: Path, backbone: str, folder: Path) -> None:
+    """Notes in `work` which weights of a model are used; a `ValueError` where what it holds was made with others."""
+    note, own = work / WEIGHTS_FILE.format(backbone=backbone), checksums(folder)
+    is_begun = (work / MADE[0] / backbone).exists() or any((work / MADE[1]).glob(f"{backbone}-*"))
+    if not is_begun or not note.exists():  # folders from before there were notes have none
+        write_text(note, own)
+    elif note.read_text(encoding="utf-8") != own:
+        raise ValueError(
+            f"{work} was made with other weights of {backbone} than those in {folder}; give another folder with "
+            "--work, or --fresh to start anew"
         )
 
 

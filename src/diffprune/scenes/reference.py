@@ -249,10 +249,14 @@ def save_reference(model: PreTrainedModel, processor: ProcessorMixin, folder: Pa
     model.save_pretrained(folder, state_dict=state, max_shard_size=SHARD_BYTES)
     processor.save_pretrained(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
-    shards = sorted(folder.glob("*.safetensors"))
-    for shard in shards:
+    for shard in folder.glob("*.safetensors"):
         shard.chmod(0o644)  # written through a private temporary file
-    (folder / CHECKSUMS).write_text("".join(f"{_checksum(shard)}  {shard.name}\n" for shard in shards))
+    (folder / CHECKSUMS).write_text(checksums(folder))
+
+
+def checksums(folder: Path) -> str:
+    """A line for every shard in the folder: what its weights are told apart by."""
+    return "".join(f"{_checksum(shard)}  {shard.name}\n" for shard in sorted(folder.glob("*.safetensors")))
 
 
 def check_shards(folder: Path) -> None:
