@@ -18,7 +18,8 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            help="coherence, landscape, alignment, relevance, bias, qualitative, scaling, or all (the first four)."
+            help="coherence, landscape, alignment, relevance, bias, qualitative, scaling, temperature, or all (the "
+            "first four)."
         ),
     ],
     backbone: Annotated[
@@ -43,7 +44,8 @@ def command(
         str | None,
         typer.Option(
             help="Folder or hub id of a DeiT or ViT; without it one is trained first. For scaling the folder of the "
-            "trained models, for qualitative a saved pruner (scenes-llava-diffprune where left out)."
+            "trained models, for qualitative a saved pruner (scenes-llava-diffprune where left out), for temperature "
+            "runs of `diffprune train` on scenes, comma-separated."
         ),
     ] = None,
     save_weights: Annotated[str | None, typer.Option(help="Folder to keep the classifier trained here.")] = None,
@@ -106,6 +108,7 @@ def command(
       diffprune probe coherence --backbone deit-tiny --out out/probe --size tiny --device cpu
       diffprune probe all --backbone deit-base --data tiny-imagenet-40 --minutes 9 --out results
       diffprune probe qualitative --out results --figures docs/img
+      diffprune probe temperature --weights runs/scenes --out results --figures docs/img
       diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
     """
     import torch
@@ -118,6 +121,8 @@ def command(
     begun = time.monotonic()
     if name == "qualitative":
         return _qualitative(weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json)
+    if name == "temperature":
+        return _temperature(weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json)
     if name == "scaling":
         return _scaling(
             backbone,
@@ -215,6 +220,36 @@ def _qualitative(
     count = qualitative.PICTURES[size]
     rows = qualitative.measure(pruner or qualitative.PRUNER, "64", count, choose_device(device), picture)
     write_results(file, name=qualitative.NAME, rows=rows, commit=commit, notes=qualitative.NOTE)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, list(rows[0]))
+        print(f"{len(rows)} rows in {file}, drawn in {picture}")
+
+
+def _temperature(
+    runs: str | None, out: Path, figures: Path, *, size: str, device: str, commit: str | None, as_json: bool
+) -> None:
+    """`diffprune probe temperature`: which ranking the throttled loss of a training run asks for."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from diffprune.probes import temperature
+    from diffprune.results import write_results
+
+    if size not in temperature.SIZES:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(temperature.SIZES)}")
+    folders = [Path(name) for name in (runs or "").split(",") if name]
+    if not folders:
+        raise ValueError("no run was named; give the folders of runs of `diffprune train` on scenes with --weights")
+    require_writable(out)
+    require_writable(figures)
+    disable_progress_bar()
+    settings, on = temperature.SIZES[size], choose_device(device)
+    rows = [row for folder in folders for row in temperature.measure(folder, on, settings)]
+    picture, file = figures / f"{temperature.NAME}.png", out / f"{temperature.NAME}.json"
+    notes = f"{temperature.NOTE}; {settings.captions} captions"
+    write_results(file, name=temperature.NAME, rows=rows, commit=commit, notes=notes)
+    temperature.draw(rows, picture)
     if as_json:
         print_json(rows)
     else:

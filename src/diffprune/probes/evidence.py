@@ -272,6 +272,31 @@ def _scores(rows: Sequence[Row], sizes: Sequence[str]) -> str:
     return f"Scores (0 to 100) of the full model and of DiffPrune:\n\n{markdown_table(table)}"
 
 
+def _temperature(rows: Sequence[Row]) -> str:
+    said, table = [], []
+    for run in dict.fromkeys(row["run"] for row in rows):
+        here = [row for row in rows if row["run"] == run]
+        wrong = [row["tau"] for row in here if row["throttler"] == "trained" and row["ci95"][1] < 0]
+        said.append(
+            f"{run}: after training the throttled loss asks for the wrong ranking at temperatures from "
+            f"{min(wrong):g} to {max(wrong):g}."
+            if wrong
+            else f"{run}: at no temperature does it ask for the wrong one."
+        )
+        for throttler in dict.fromkeys(row["throttler"] for row in here):
+            for keep in dict.fromkeys(row["keep"] for row in here):
+                line = {"model": run, "throttler": throttler, "kept %": f"{100 * keep:g}"}
+                for row in here:
+                    if (row["throttler"], row["keep"]) == (throttler, keep):
+                        half = (row["ci95"][1] - row["ci95"][0]) / 2
+                        line[f"{row['tau']:g}"] = f"{row['slope']:.3f} ± {half:.3f}"
+                table.append(line)
+    return (
+        f"{' '.join(said)}\n\nLoss with things at the bottom minus loss with things on top, by temperature:\n\n"
+        f"{markdown_table(table)}"
+    )
+
+
 PAPER_NEXT = (320, 96.1, 95.7)  # budget, the paper's retention on LLaVA-NeXT-7B, and that of its best other method
 BOUNDS = ("full", "oracle")  # what no pruner is compared with
 
@@ -330,6 +355,7 @@ FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
     "relevance": _relevance,
     "qualitative": _qualitative,
     "scaling": _scaling,
+    "temperature": _temperature,
     "scenes_next": _scenes_next,
 }
 

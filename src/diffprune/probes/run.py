@@ -27,9 +27,8 @@ BACKBONES_NOTE = (
 def probe_module(name: str) -> ModuleType:
     """The file of a probe, or an error that names them all."""
     if name not in PROBES:
-        raise ValueError(
-            f"there is no probe {name!r}; choose from {', '.join((*PROBES, 'qualitative', 'scaling', 'all'))}"
-        )
+        known = (*PROBES, "qualitative", "scaling", "temperature", "all")
+        raise ValueError(f"there is no probe {name!r}; choose from {', '.join(known)}")
     return importlib.import_module(f"diffprune.probes.{name}")
 
 
