@@ -61,7 +61,7 @@ def test_a_slope_of_the_wrong_sign_is_called_that() -> None:
         for tau, slope in ((2.0, -0.1), (1.0, -0.05), (0.5, 0.2))
     ]
     said = evidence.FINDINGS["temperature"](rows)
-    assert "the wrong ranking at temperatures from 1 to 2." in said and "-0.050 ± 0.010" in said
+    assert "the wrong ranking at a temperature of 2, 1." in said and "-0.050 ± 0.010" in said
 
 
 def test_a_new_throttler_shares_what_noise_was_calibrated_to_and_nothing_learned(run, monkeypatch) -> None:

@@ -278,8 +278,8 @@ def _temperature(rows: Sequence[Row]) -> str:
         here = [row for row in rows if row["run"] == run]
         wrong = [row["tau"] for row in here if row["throttler"] == "trained" and row["ci95"][1] < 0]
         said.append(
-            f"{run}: after training the throttled loss asks for the wrong ranking at temperatures from "
-            f"{min(wrong):g} to {max(wrong):g}."
+            f"{run}: with its throttler the loss asks for the wrong ranking at a temperature of "
+            f"{', '.join(f'{tau:g}' for tau in dict.fromkeys(wrong))}."
             if wrong
             else f"{run}: at no temperature does it ask for the wrong one."
         )

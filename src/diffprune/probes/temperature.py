@@ -161,6 +161,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                     )
             panel.axhline(0, color="#222222", linewidth=0.8)
             panel.set_xscale("log")
+            shown = sorted({row["tau"] for row in here})[::2]
+            panel.set_xticks(shown, [f"{tau:g}" for tau in shown])
+            panel.minorticks_off()
             panel.set_xlabel("temperature")
             panel.set_title(run)
         axes[0].set_ylabel("loss, things at the bottom\nminus things on top")
