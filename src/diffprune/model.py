@@ -100,6 +100,8 @@ class PrunedVLM(nn.Module):
         self.backbone.keeps_newlines = newline
         if isinstance(method, str):
             named = parse_method(method)
+            if twice := sorted(named.options.keys() & options.keys()):
+                raise ValueError(f"option {twice[0]!r} of method {method!r} is given beside it too; give it once")
             method = named.build(block=self.backbone.block, language=self.backbone.language, **options)
         elif options:
             raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")

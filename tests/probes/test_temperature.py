@@ -45,7 +45,7 @@ def test_nearly_hard_weights_ask_for_the_things_and_the_page_says_so(run, tmp_pa
         assert row["slope"] == pytest.approx(row["bottom"] - row["top"], rel=1e-4)
         assert row["slope"] > 0.3 and row["ci95"][0] > 0
     assert (tmp_path / "temperature.png").stat().st_size > 1000
-    assert "nano: at no temperature does it ask for the wrong one." in evidence.block("temperature", tmp_path)
+    assert "nano: nowhere does it clearly ask for the wrong one." in evidence.block("temperature", tmp_path)
 
 
 def test_a_slope_of_the_wrong_sign_is_called_that() -> None:
@@ -61,7 +61,7 @@ def test_a_slope_of_the_wrong_sign_is_called_that() -> None:
         for tau, slope in ((2.0, -0.1), (1.0, -0.05), (0.5, 0.2))
     ]
     said = evidence.FINDINGS["temperature"](rows)
-    assert "the wrong ranking at a temperature of 2, 1." in said and "-0.050 ± 0.010" in said
+    assert "the wrong ranking with 25 % kept at a temperature of 2, 1." in said and "-0.050 ± 0.010" in said
 
 
 def test_a_new_throttler_shares_what_noise_was_calibrated_to_and_nothing_learned(run, monkeypatch) -> None:
@@ -78,6 +78,7 @@ def test_what_is_no_such_run_is_refused(tmp_path, capsys) -> None:
     for weights, words in (
         ([], "no run was named"),
         (["--weights", str(tmp_path)], "is no run of `diffprune train` with diffprune on scenes"),
+        (["--weights", "a/run,b/run"], "have a name in common"),
         (["--size", "huge"], "size 'huge'"),
     ):
         assert _run(["probe", "temperature", "--out", str(tmp_path), "--device", "cpu", *weights]) == 1

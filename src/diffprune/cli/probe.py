@@ -241,6 +241,9 @@ def _temperature(
     folders = [Path(name) for name in (runs or "").split(",") if name]
     if not folders:
         raise ValueError("no run was named; give the folders of runs of `diffprune train` on scenes with --weights")
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the runs {runs} have a name in common, by which results tell them apart; rename one")
     require_writable(out)
     require_writable(figures)
     disable_progress_bar()

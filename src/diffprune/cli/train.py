@@ -59,11 +59,10 @@ def describe(summary: dict) -> str:
     found = warning = ""
     if best is not None:
         found = f"; best at step {best['step']}: hard top-K loss {best['hard']:.4f}, gap {best['gap']:+.4f}"
-        chance = best.get("random")  # not in runs begun before it was measured
-        if chance is not None and best["hard"] >= chance:
+        if best["hard"] >= summary["random"]:
             warning = (
-                f"\nno better than random choice, whose loss is {chance:.4f}: do not deploy it; give it more "
-                "steps, another seed or another tau.start (docs/training.md)"
+                f"\nno better than random choice, whose loss is {summary['random']:.4f}: do not deploy it; give it "
+                "more steps, another seed or a lower tau.start (docs/training.md)"
             )
     early = ", ended early" if summary["ended"] == "early" else ""
     return f"{steps}{early}{found}\nthe pruner: {summary['out']}{warning}"

@@ -112,5 +112,4 @@ def unknown(name: str | None, keys: Sequence[str]) -> str:
 
 def gpu_of_device(device: str) -> str | None:
     """The key of the card that a results file names, or None: "NVIDIA A100-SXM4-80GB" is a100-80."""
-    keys = keys_of(device)
-    return keys[0] if len(keys) == 1 else None
+    return next((key for key in keys_of(device) if words_of(device) >= set(key.split("-"))), None)

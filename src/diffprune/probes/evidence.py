@@ -227,7 +227,7 @@ def _scaling(rows: Sequence[Row]) -> str:
                     "DiffPrune": _kept_by_seeds(ours),
                     **{name.removeprefix(scaling.LEARNED).strip("[]"): kept for name, kept in changed.items()},
                     "random": _kept(here.get("random")),
-                    "best without training": best and f"{_kept(best)} ({label(best['method'])})",
+                    "best without training": best and f"{_kept(best)} ({_marked(best)})",
                     "oracle": _kept(here.get("oracle")),
                     "paper, Qwen2.5-VL-7B": _kept(PAPER_QWEN.get(rate)),
                 }
@@ -235,7 +235,15 @@ def _scaling(rows: Sequence[Row]) -> str:
             if ours is not None:
                 drops.append((before - ours["retention"], size, rate))
                 before = ours["retention"]
-    return f"{_steepest(drops)}\n\n{markdown_table(table)}\n{_scores(rows, sizes)}"
+    return f"{_steepest(drops)}\n\n{markdown_table(table)}\n{_INSIDE}\n\n{_scores(rows, sizes)}"
+
+
+_INSIDE = r"\* drops inside the language model: its first layers see more than K tokens (`average` in the file)."
+
+
+def _marked(row: Row) -> str:
+    """The method's name, with a mark where its layers do not all see K tokens."""
+    return f"{label(row['method'])}{'*' if 'average' in row else ''}"
 
 
 def _kept(row: Row | None) -> str | None:
@@ -276,12 +284,17 @@ def _temperature(rows: Sequence[Row]) -> str:
     said, table = [], []
     for run in dict.fromkeys(row["run"] for row in rows):
         here = [row for row in rows if row["run"] == run]
-        wrong = [row["tau"] for row in here if row["throttler"] == "trained" and row["ci95"][1] < 0]
+        wrong: dict[float, list[str]] = {}
+        for row in here:
+            if row["throttler"] == "trained" and row["ci95"][1] < 0:
+                wrong.setdefault(row["keep"], []).append(f"{row['tau']:g}")
+        where = ", and ".join(
+            f"with {100 * keep:g} % kept at a temperature of {', '.join(wrong[keep])}" for keep in wrong
+        )
         said.append(
-            f"{run}: with its throttler the loss asks for the wrong ranking at a temperature of "
-            f"{', '.join(f'{tau:g}' for tau in dict.fromkeys(wrong))}."
+            f"{run}: with its throttler the loss asks for the wrong ranking {where}."
             if wrong
-            else f"{run}: at no temperature does it ask for the wrong one."
+            else f"{run}: nowhere does it clearly ask for the wrong one."
         )
         for throttler in dict.fromkeys(row["throttler"] for row in here):
             for keep in dict.fromkeys(row["keep"] for row in here):
@@ -316,9 +329,10 @@ def _scenes_next(rows: Sequence[Row]) -> str:
             verdict = (
                 "ahead of all others, as in the paper" if low > 0 else "not ahead of all others, as the paper's is"
             )
+            side = "ahead of" if nearest["lead"] > 0 else "behind"
             lead += (
-                f" Here it is {verdict}: over the nearest, {label(nearest['method'])}, it leads by "
-                f"{nearest['lead']:+.1f} points [{low:.1f}, {high:.1f}]."
+                f" Here it is {verdict}: {abs(nearest['lead']):.1f} points {side} the best, {_marked(nearest)} "
+                f"(its lead lies between {low:.1f} and {high:.1f})."
             )
         said = (
             f"At K = {keep} of 2,880 tokens DiffPrune keeps {ours['retention']:.1f} ± {ours['retention_std']:.1f} % "
@@ -327,10 +341,10 @@ def _scenes_next(rows: Sequence[Row]) -> str:
     table: dict[str, dict[str, str]] = {}
     for row in rows:
         if "retention" in row and row["method"] != "full":
-            line = table.setdefault(row["method"], {"method": label(row["method"])})
+            line = table.setdefault(row["method"], {"method": _marked(row)})
             spread = f" ± {row['retention_std']:.1f}" if row["n_seeds"] > 1 else ""
             line[f"K = {row['keep']}"] = f"{row['retention']:.1f}{spread}"
-    return f"{said}\n\n{markdown_table(list(table.values()))}"
+    return f"{said}\n\n{markdown_table(list(table.values()))}\n{_INSIDE}\n"
 
 
 def _qualitative(rows: Sequence[Row]) -> str:

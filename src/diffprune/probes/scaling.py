@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 
 from diffprune.config import RunConfig, make_config
 from diffprune.evaluate.answers import SUFFIX, Sheet, quality_rows, read_sheet, write_sheet
@@ -26,7 +25,7 @@ from diffprune.evaluate.join import choose_runs, join_sheets
 from diffprune.evaluate.native import Gallery, Progress, Run, evaluate, make_sheet, open_gallery
 from diffprune.loading import load_base
 from diffprune.methods.base import NEEDS, Pruner, require_weights
-from diffprune.methods.named import parse_method
+from diffprune.methods.named import FORM, parse_method
 from diffprune.model import PrunedVLM
 from diffprune.probes.figures import COLOURS, figure, label
 from diffprune.probes.store import Row, locked, rounded
@@ -117,23 +116,19 @@ def is_learned(method: str) -> bool:
     return method.partition("[")[0].strip() == LEARNED
 
 
-def read_changes(method: str) -> dict[str, Any]:
-    """What a text such as `diffprune[noise=matched;tau.start=0.5]` changes in the recipe, by dotted key.
-
-    A key with a dot is one of the training's config, any other an option of the method.
-    """
+def read_changes(method: str) -> tuple[dict[str, Any], list[str]]:
+    """What `diffprune[noise=matched;tau.start=0.5]` changes: options of the method, and dotted keys of its training."""
     _, bracket, rest = method.partition("[")
-    items = rest.rstrip("]").split(";") if bracket else []
-    own = [item for item in items if "." not in item.partition("=")[0]]
-    named = parse_method(f"{LEARNED}[{';'.join(own)}]" if own else LEARNED)
-    changes = {f"method.{key}": value for key, value in named.options.items()}
-    for item in items:
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if "." in key:
-            if not (equals and value):
-                raise ValueError(f"{item.strip()!r} in method {method!r} is no key with a value; write KEY=VALUE")
-            changes[key] = yaml.safe_load(value)
-    return changes
+    if bracket and not rest.endswith("]"):
+        raise ValueError(f"method {method!r} cannot be read; {FORM}")
+    items = [item.strip() for item in rest[:-1].split(";")] if bracket else []
+    dotted = [item for item in items if "." in item.partition("=")[0]]
+    keys = [item.partition("=")[0].strip() for item in dotted]
+    for key in keys:
+        if key == "method.name" or key.startswith("backbone.") or keys.count(key) > 1:
+            raise ValueError(f"{key} cannot be changed so in {method!r}; give other keys of a training, each once")
+    own = [item for item in items if item not in dotted]
+    return parse_method(f"{LEARNED}[{';'.join(own)}]" if own else LEARNED).options, dotted
 
 
 def _has_seed(method: str) -> bool:
@@ -145,9 +140,10 @@ def _has_seed(method: str) -> bool:
 
 def run_config(folder: Path, method: str, seed: int, settings: Settings) -> RunConfig:
     """The training of a scorer by configs/scenes_qwen/diffprune_bridge_any.yaml, with the changes the method names."""
+    options, overrides = read_changes(method)
     values: dict[str, Any] = {
         "backbone": {"name": "qwen2_5_vl", "weights": str(folder), "dtype": "float32"},
-        "method": {"name": LEARNED},
+        "method": {"name": LEARNED, **options},
         "budget": {"range": [0.0278, 0.4444]},
         "tau": {"start": 2.0, "end": 0.1, "anneal_steps": 0.8},
         "optim": {
@@ -163,10 +159,7 @@ def run_config(folder: Path, method: str, seed: int, settings: Settings) -> RunC
         "seed": seed,
         "recipe": "bridge",
     }
-    for key, value in read_changes(method).items():
-        section, _, name = key.partition(".")
-        values.setdefault(section, {})[name] = value
-    return make_config(values)
+    return make_config(values, overrides)
 
 
 @dataclass(frozen=True, kw_only=True)

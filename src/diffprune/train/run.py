@@ -639,6 +639,7 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
         "step": standing.step,
         "steps": run.steps,
         "best": standing.best,
+        "random": standing.random,
         "broken": len(standing.broken),
         "seconds": standing.seconds,
         "samples_s": standing.step * run.size / standing.seconds if standing.seconds else 0.0,
