@@ -168,4 +168,4 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             panel.set_xlabel("temperature")
             panel.set_title(run)
         axes[0].set_ylabel("loss, things at the bottom\nminus things on top")
-        axes[-1].legend(fontsize=6, loc="upper right")
+        axes[0].legend(fontsize=5.5, loc="lower left", bbox_to_anchor=(0.0, 0.06))
