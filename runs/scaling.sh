@@ -17,7 +17,8 @@
 # goes on without torch.compile.
 # Settings: SIZES ("s m l"), TOWER_SHARE of MINUTES, OPTIONS of every training, TOWER_OPTIONS and LANGUAGE_OPTIONS; of
 # `probe` SEEDS, STEPS, QUESTIONS, JOBS at a time, SECONDS_LEFT for all, LEARNED (scorers to train), GROUPS_ASKED
-# (methods without training, a group to a process). MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
+# (methods without training, a group to a process). MPS=1 lets processes share the GPU at the same time, where it has a
+# daemon for that.
 set -uo pipefail
 
 what=$1

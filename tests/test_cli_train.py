@@ -37,6 +37,7 @@ def test_a_scorer_no_better_than_random_choice_is_called_that() -> None:
     assert "no better than random choice, whose loss is 0.5000" in describe(summary | {"random": 0.5})
     assert "random choice" not in describe(summary | {"random": 0.8})
     assert "the pruner: runs/a" in describe(summary | {"best": None, "random": None})  # nothing was held out
+    assert "best at step 4" in describe(summary | {"random": None})  # ended before it was measured
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,14 @@ def require_steps(num_seeds: int, steps: int) -> None:
         )
 
 
+def _show(rows: list, file: Path, picture: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, list(rows[0]))
+        print(f"{len(rows)} rows in {file}, drawn in {picture}")
+
+
 def _qualitative(
     pruner: str | None, out: Path, figures: Path, *, size: str, device: str, commit: str | None, as_json: bool
 ) -> None:
@@ -220,11 +228,7 @@ def _qualitative(
     count = qualitative.PICTURES[size]
     rows = qualitative.measure(pruner or qualitative.PRUNER, "64", count, choose_device(device), picture)
     write_results(file, name=qualitative.NAME, rows=rows, commit=commit, notes=qualitative.NOTE)
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(rows, list(rows[0]))
-        print(f"{len(rows)} rows in {file}, drawn in {picture}")
+    _show(rows, file, picture, as_json)
 
 
 def _temperature(
@@ -253,11 +257,7 @@ def _temperature(
     notes = f"{temperature.NOTE}; {settings.captions} captions"
     write_results(file, name=temperature.NAME, rows=rows, commit=commit, notes=notes)
     temperature.draw(rows, picture)
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(rows, list(rows[0]))
-        print(f"{len(rows)} rows in {file}, drawn in {picture}")
+    _show(rows, file, picture, as_json)
 
 
 def _scaling(

@@ -59,9 +59,10 @@ def describe(summary: dict) -> str:
     found = warning = ""
     if best is not None:
         found = f"; best at step {best['step']}: hard top-K loss {best['hard']:.4f}, gap {best['gap']:+.4f}"
-        if best["hard"] >= summary["random"]:
+        chance = summary["random"]  # None where an older version ended the run
+        if chance is not None and best["hard"] >= chance:
             warning = (
-                f"\nno better than random choice, whose loss is {summary['random']:.4f}: do not deploy it; give it "
+                f"\nno better than random choice, whose loss is {chance:.4f}: do not deploy it; give it "
                 "more steps, another seed or a lower tau.start (docs/training.md)"
             )
     early = ", ended early" if summary["ended"] == "early" else ""

@@ -97,17 +97,10 @@ class DiffPrune(TrainablePruner):
         return self.scorer(tokens.x, mask=tokens.padding_mask, coords=tokens.coords, segment=tokens.segment)
 
     def restrict(
-        self,
-        tokens: VisualTokens,
-        k: Int[Tensor, " B"],
-        *,
-        tau: float | Tensor,
-        generator: Generators = None,
-        logits: Float[Tensor, "B N"] | None = None,
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
     ) -> Restricted:
-        """As every trainable method does; `logits` are for a scorer that looked at something else than `tokens`."""
         options, mask = self.options, tokens.mask
-        logits = self.score(tokens) if logits is None else logits  # s = S_theta(X)
+        logits = self.score(tokens)  # s = S_theta(X)
         ranked = standardise(logits, mask) if options.standardise else logits
         alpha, z = soft_topk(ranked, k, tau=tau, mask=mask, response=options.response, return_z=True)  # Eq. 5
         x = zero_padding(tokens.x, mask)

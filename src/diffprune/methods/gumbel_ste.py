@@ -98,17 +98,10 @@ class GumbelSTE(TrainablePruner):
         return self.scorer(tokens.x, mask=tokens.padding_mask, coords=tokens.coords, segment=tokens.segment)
 
     def restrict(
-        self,
-        tokens: VisualTokens,
-        k: Int[Tensor, " B"],
-        *,
-        tau: float | Tensor,
-        generator: Generators = None,
-        logits: Float[Tensor, "B N"] | None = None,
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
     ) -> Restricted:
-        """As every trainable method does; `logits` are for a scorer that looked at something else than `tokens`."""
         options, mask = self.options, tokens.mask
-        logits = self.score(tokens) if logits is None else logits
+        logits = self.score(tokens)
         penalty = None
         if options.choice == "topk":
             gumbel = draw_gumbel(logits, mask, generator)

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -502,6 +503,27 @@ def budget_counts(encoded: Encoded, keep: float) -> Int[Tensor, " B"]:
     return torch.full((num_images,), Budget(keep).count(num_tokens), device=encoded.tokens.x.device)
 
 
+class Told(nn.Module):
+    """A scorer whose logits are given."""
+
+    def __init__(self, logits: Float[Tensor, "B N"]) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x: Tensor, **_: Any) -> Float[Tensor, "B N"]:
+        return self.logits
+
+
+@contextmanager
+def scorer_told(method: Any, logits: Float[Tensor, "B N"]) -> Iterator[None]:
+    """Has a method with a scorer rank by these logits, whatever tokens it is given."""
+    own, method.scorer = method.scorer, Told(logits)
+    try:
+        yield
+    finally:
+        method.scorer = own
+
+
 def run_throttled(
     read: Reader,
     method: TrainablePruner,
@@ -516,8 +538,8 @@ def run_throttled(
     Args:
         remove_below: Tokens with a smaller weight are taken out, as many of each picture as can be of all.
     """
-    looked = method.score(encoded.looked)
-    restricted = method.restrict(encoded.tokens, k, tau=tau, generator=generator, logits=looked)  # type: ignore[call-arg]
+    with scorer_told(method, method.score(encoded.looked)):
+        restricted = method.restrict(encoded.tokens, k, tau=tau, generator=generator)
     x, weight = restricted.x, restricted.alpha.detach()
     needed = int((weight >= remove_below).sum(-1).max()) if remove_below else x.shape[1]
     if needed < x.shape[1]:

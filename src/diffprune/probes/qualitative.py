@@ -6,11 +6,11 @@ the mean similarity within each end is taken over all of them.
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from diffprune.evaluate.native import own_sizes, scene_images
 from diffprune.model import PrunedVLM
-from diffprune.probes.store import Row
+from diffprune.probes.store import Row, interval
 from diffprune.scenes import make_scene
 from diffprune.types import Budget
 from diffprune.viz import compare_ends, save_matrix
@@ -43,7 +43,6 @@ def compare(vlm: PrunedVLM, pictures: Sequence, name: str) -> Row:
     found = [compare_ends(vlm, picture, vlm.select([picture], [""])[0])[1] for picture in pictures]
     top, bottom = ([ends[f"{end}_similarity"] for ends in found] for end in ("top", "bottom"))
     differences = [low - high for low, high in zip(bottom, top, strict=True)]
-    half = 1.96 * stdev(differences) / len(differences) ** 0.5
     return {
         "ranking": name,
         "keep": vlm.budget.keep,
@@ -51,6 +50,6 @@ def compare(vlm: PrunedVLM, pictures: Sequence, name: str) -> Row:
         "top_similarity": fmean(top),
         "bottom_similarity": fmean(bottom),
         "difference": fmean(differences),
-        "ci95": [fmean(differences) - half, fmean(differences) + half],
+        "ci95": interval(differences),
         "lower_top": 100 * fmean(value > 0 for value in differences),
     }

@@ -10,12 +10,12 @@ one.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffprune.backbones.base import Batch
 from diffprune.config import RunConfig
@@ -23,8 +23,9 @@ from diffprune.evaluate.native import own_sizes
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
+from diffprune.probes.bench import scorer_told
 from diffprune.probes.figures import COLOURS, figure
-from diffprune.probes.store import Row, rounded
+from diffprune.probes.store import Row, interval, rounded
 from diffprune.train.captions import item_regions
 from diffprune.train.data import open_feed
 from diffprune.train.run import FIXED, make_batch
@@ -55,17 +56,6 @@ SIZES = {
     "full": Settings(captions=48, taus=(2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.1)),
     "tiny": Settings(captions=2 * BATCH, taus=(2.0, 0.1)),
 }
-
-
-class Told(nn.Module):
-    """A scorer whose logits are given."""
-
-    def __init__(self, logits: Float[Tensor, "B N"]) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, x: Tensor, **_: Any) -> Float[Tensor, "B N"]:
-        return self.logits
 
 
 def measure(folder: Path, device: str, settings: Settings) -> list[Row]:
@@ -121,27 +111,25 @@ class Captions:
     @torch.no_grad()
     def loss(self, vlm: PrunedVLM, contrast: float, keep: float, tau: float) -> float:
         """The throttled loss with things so far above the rest, with the noise of a validation."""
-        vlm.method.scorer = Told(self.noise + contrast * self.regions)
         counts = torch.tensor([Budget(keep).count(int(n)) for n in self.tokens.counts.tolist()])
         device = self.tokens.x.device
         generators = [noise_generator(device, self.config.seed, FIXED, sample.id) for sample in self.samples]
-        return vlm.loss(
-            self.batch,
-            tokens=self.tokens,
-            keep=counts.to(device),
-            tau=tau,
-            generator=generators,
-            remove_below=self.config.remove_below,
-        ).item()
+        with scorer_told(vlm.method, self.noise + contrast * self.regions):
+            return vlm.loss(
+                self.batch,
+                tokens=self.tokens,
+                keep=counts.to(device),
+                tau=tau,
+                generator=generators,
+                remove_below=self.config.remove_below,
+            ).item()
 
 
 def _compare(ends: Sequence[Sequence[float]]) -> Row:
     """Both losses, and how much lower it is with things on top, with its interval over batches."""
     bottom, top = zip(*ends, strict=True)
     slopes = [low - high for low, high in ends]
-    half = 1.96 * stdev(slopes) / len(slopes) ** 0.5
-    mean = fmean(slopes)
-    return {"bottom": fmean(bottom), "top": fmean(top), "slope": mean, "ci95": [mean - half, mean + half]}
+    return {"bottom": fmean(bottom), "top": fmean(top), "slope": fmean(slopes), "ci95": interval(slopes)}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

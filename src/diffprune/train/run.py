@@ -531,7 +531,8 @@ class Run:
                 with accelerator.autocast():
                     sums[how] += objective(part, FIXED, self.tau_end, divisor, how=how)[0].double()
         throttled, hard, *chance = self.sum_up(*sums.values())
-        (self.standing.random,) = chance or (self.standing.random,)
+        if chance:
+            (self.standing.random,) = chance
         record = {"step": self.standing.step, "throttled": throttled, "hard": hard, "gap": hard - throttled}
         record["random"] = self.standing.random
         self._judge(record)
