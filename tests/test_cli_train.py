@@ -31,13 +31,17 @@ def test_a_run_is_trained_told_and_loaded(config: Path, tmp_path: Path, capsys: 
     assert "another config (budget.keep: 3 -> 4)" in capsys.readouterr().err
 
 
-def test_a_scorer_no_better_than_random_choice_is_called_that() -> None:
+def test_what_went_wrong_in_a_run_is_told_at_its_end() -> None:
     best = {"step": 4, "hard": 0.7, "gap": 0.0}
     summary = {"step": 4, "steps": 4, "samples_s": 1.0, "ended": "finished", "best": best, "out": "runs/a"}
+    summary |= {"skipped": 0}
     assert "no better than random choice, whose loss is 0.5000" in describe(summary | {"random": 0.5})
     assert "random choice" not in describe(summary | {"random": 0.8})
     assert "the pruner: runs/a" in describe(summary | {"best": None, "random": None})  # nothing was held out
     assert "best at step 4" in describe(summary | {"random": None})  # ended before it was measured
+    assert "4 of 4 steps, 1.0 samples/s, 2 of them without a finite gradient" in describe(
+        summary | {"random": 0.8, "skipped": 2}
+    )
 
 
 @pytest.mark.parametrize(

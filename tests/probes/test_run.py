@@ -132,7 +132,7 @@ def test_the_top_of_a_ranking_is_less_alike_than_its_bottom(probe, tmp_path: Pat
 @pytest.mark.parametrize("option", ["--cut", "--look"])
 def test_a_place_beyond_the_last_block_is_refused(probe, tmp_path: Path, option: str) -> None:
     code, _, err = probe("alignment", "--out", tmp_path, option, 50)
-    assert code == 1 and f"{option} 50 is beyond the 3 blocks of deit-tiny" in err
+    assert code == 1 and f"{option} 50 is beyond the 3 blocks of deit-tiny" in err and "top-1" not in err  # untrained
 
 
 def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:

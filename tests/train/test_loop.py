@@ -142,6 +142,33 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
         train([weight], lambda step, tau: weight.sum() * (math.nan if step == 3 else 1.0), steps=5)
 
 
+def _without_gradient(weight: Tensor) -> Tensor:
+    """1, with a gradient that is NaN."""
+    return 1 + (0 * weight.sum()).sqrt()
+
+
+def test_a_step_whose_gradient_is_not_finite_is_not_taken() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    places: list[float] = []
+
+    def loss(step: int, tau: float) -> Tensor:
+        return _without_gradient(weight) if step in (1, 3) else weight.sum()
+
+    losses = train([weight], loss, steps=5, on_step=lambda step, value: places.append(weight.item()))
+    assert losses[1] == losses[3] == 1
+    assert places[1] == places[0] and places[3] == places[2] and places[4] < places[2] < places[0] < 1
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_gradients_that_are_never_finite_stop_the_run(clip: float | None) -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    with pytest.raises(
+        ValueError, match=r"the gradient is nan at step 9, as it was at 9 steps before; lower optim\.lr"
+    ):
+        train([weight], lambda step, tau: _without_gradient(weight), steps=20, optim=OptimConfig(clip=clip))
+    assert weight.item() == 1
+
+
 def test_a_run_with_nothing_to_train_is_refused() -> None:
     frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
     with pytest.raises(ValueError, match="nothing to train"):

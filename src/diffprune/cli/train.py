@@ -66,4 +66,6 @@ def describe(summary: dict) -> str:
                 "more steps, another seed or a lower tau.start (docs/training.md)"
             )
     early = ", ended early" if summary["ended"] == "early" else ""
+    if summary["skipped"]:
+        early += f", {summary['skipped']} of them without a finite gradient and not taken"
     return f"{steps}{early}{found}\nthe pruner: {summary['out']}{warning}"

@@ -266,15 +266,18 @@ class Bench:
                 f"the pictures of {self.data} have a class {largest} and the classifier knows {num_classes}, from 0 "
                 "on; give pictures of the classes it was trained for"
             )
-        depth = classifier.config.num_hidden_layers
+        self._check_places(classifier.config.num_hidden_layers)
+        return classifier
+
+    def _check_places(self, depth: int) -> None:
         for option, place in (("--cut", self.settings.cut), ("--look", self.settings.look or 0)):
             if place > depth:
                 raise ValueError(f"{option} {place} is beyond the {depth} blocks of {self.backbone}")
-        return classifier
 
     @torch.enable_grad()  # whoever asks for it first may be measuring without
     def _train_classifier(self) -> Classifier:
         settings = self.settings
+        self._check_places(settings.shape.depth)  # before minutes are spent
         classifier = train_deit(
             self.backbone,
             self.train_photos,

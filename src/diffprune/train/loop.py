@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.schedules import learning_rate_scale, resolve_steps, tau_at
 
+MOST_SKIPPED = 10  # steps without a usable gradient; a run with more of them learns little
+
 
 def make_optimizer(trained: Sequence[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW for these parameters; `descend` sets its learning rate."""
@@ -31,15 +33,20 @@ def descend(
     step: int,
     place: int,
     steps: int,
+    skipped: int = 0,
     clip: Callable[..., Any] = nn.utils.clip_grad_norm_,
 ) -> float:
     """Take one step along the gradients that are there; the learning rate it was taken with.
+
+    A gradient may be infinite or NaN where the loss is a number, and a step along it would make every weight NaN: none
+    is taken then, and the rate is 0.
 
     Args:
         optimizer: From `make_optimizer`, as it is or wrapped.
         loss: What the gradients are of, in full; one that is no number stops the training.
         step: Steps taken before, for the message.
         place: In the schedule of `steps` steps.
+        skipped: Steps that were not taken so far; too many of them stop the training.
         clip: Called with the parameters and the largest norm.
     """
     if not math.isfinite(loss):
@@ -48,10 +55,16 @@ def descend(
     lr = optim.lr * learning_rate_scale(place, total_steps=steps, warmup_steps=warmup_steps)
     for group in optimizer.param_groups:
         group["lr"] = lr
-    if optim.clip is not None:
-        clip(trained, optim.clip)
-    optimizer.step()
-    return lr
+    norm = float(clip(trained, math.inf if optim.clip is None else optim.clip))
+    if math.isfinite(norm):
+        optimizer.step()
+        return lr
+    if skipped + 1 >= MOST_SKIPPED:
+        raise ValueError(
+            f"the gradient is {norm} at step {step}, as it was at {skipped} steps before; lower optim.lr={optim.lr} or "
+            "check the data"
+        )
+    return 0.0
 
 
 def train(
@@ -85,6 +98,7 @@ def train(
     anneal_steps = resolve_steps(tau.anneal_steps, steps)
     optimizer = make_optimizer(trained, optim)
     losses: list[float] = []
+    skipped = 0
     start = time.perf_counter()
     for step in count():
         spent = 0.0 if seconds is None else (time.perf_counter() - start) / seconds
@@ -95,7 +109,8 @@ def train(
         optimizer.zero_grad()
         value.backward()
         losses.append(value.item())
-        descend(optimizer, trained, optim, loss=losses[-1], step=step, place=place, steps=steps)
+        lr = descend(optimizer, trained, optim, loss=losses[-1], step=step, place=place, steps=steps, skipped=skipped)
+        skipped += lr == 0
         if on_step is not None:
             on_step(step, losses[-1])
     return losses

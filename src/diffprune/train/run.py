@@ -253,6 +253,7 @@ class Standing:
         best: The best validation so far.
         random: The held-out loss of random choice at the same budgets: what a scorer must be below.
         waited: Validations since then, counted once the temperature has settled.
+        skipped: Steps that were not taken, for their gradient was not finite.
         broken: Rows that could not be used.
         early: Whether patience has run out.
         seconds: Of training, over all sittings.
@@ -263,6 +264,7 @@ class Standing:
     best: dict[str, Any] | None = None
     random: float | None = None
     waited: int = 0
+    skipped: int = 0
     broken: list[dict[str, Any]] = field(default_factory=list)
     early: bool = False
     seconds: float = 0.0
@@ -464,8 +466,10 @@ class Run:
             step=step,
             place=step,
             steps=self.steps,
+            skipped=self.standing.skipped,
             clip=accelerator.clip_grad_norm_,
         )
+        self.standing.skipped += lr == 0
         self.optimizer.zero_grad()
         self.standing.step += 1
         record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}
@@ -641,6 +645,7 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
         "steps": run.steps,
         "best": standing.best,
         "random": standing.random,
+        "skipped": standing.skipped,
         "broken": len(standing.broken),
         "seconds": standing.seconds,
         "samples_s": standing.step * run.size / standing.seconds if standing.seconds else 0.0,
