@@ -39,7 +39,7 @@ def test_what_went_wrong_in_a_run_is_told_at_its_end() -> None:
     assert "random choice" not in describe(summary | {"random": 0.8})
     assert "the pruner: runs/a" in describe(summary | {"best": None, "random": None})  # nothing was held out
     assert "best at step 4" in describe(summary | {"random": None})  # ended before it was measured
-    assert "4 of 4 steps, 1.0 samples/s, 2 of them without a finite gradient" in describe(
+    assert "4 of 4 steps, 1.0 samples/s, 2 steps not taken (gradient not finite)" in describe(
         summary | {"random": 0.8, "skipped": 2}
     )
 

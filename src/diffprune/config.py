@@ -24,6 +24,7 @@ import yaml
 from diffprune.types import Budget
 
 Recipe = Literal["default", "paper", "bridge"]
+STARTS = (2.0, 0.25)  # temperatures to start from that tau.start=auto chooses from, the paper's first
 
 
 def _require(holds: bool, key: str, value: object, wanted: str) -> None:
@@ -90,16 +91,29 @@ class BudgetConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TauConfig:
-    """The Soft Top-K temperature; `anneal_steps` is optimiser steps (int) or a share of the run (float)."""
+    """The Soft Top-K temperature; `anneal_steps` is optimiser steps (int) or a share of the run (float).
 
-    start: float = 2.0
+    Args:
+        start: A temperature, or "auto": the highest of `STARTS` at which the throttled loss agrees with the loss of
+            dropping about which rankings are good, measured before the first step (`diffprune.train.agreement`).
+    """
+
+    start: float | Literal["auto"] = 2.0
     end: float = 0.1
     anneal_steps: int | float = 2000
 
     def __post_init__(self) -> None:
-        _require(self.start > 0, "start", self.start, "above 0")
-        _require(0 < self.end <= self.start, "end", self.end, f"above 0 and at most start, {self.start}")
+        start, named = (STARTS[-1], "the lowest start of auto") if self.start == "auto" else (self.start, "start")
+        _require(start > 0, "start", start, "above 0")
+        _require(0 < self.end <= start, "end", self.end, f"above 0 and at most {named}, {start}")
         _require(_is_amount(self.anneal_steps), "anneal_steps", self.anneal_steps, _AMOUNT)
+
+    @property
+    def given_start(self) -> float:
+        """The temperature to start from where it is given; a run finds out what "auto" is before its first step."""
+        if self.start == "auto":
+            raise ValueError('tau.start is "auto", which `diffprune train` alone can find out; give a number')
+        return self.start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

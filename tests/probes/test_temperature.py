@@ -33,7 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nearly_hard_weights_ask_for_the_things_and_the_page_says_so(run, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(temperature.SIZES, "tiny", temperature.Settings(captions=16, taus=(0.1,), keeps=(0.1,)))
+    monkeypatch.setitem(
+        temperature.SIZES, "tiny", temperature.Settings(captions=16, taus=(0.1,), keeps=(0.1,), rankings=6)
+    )
     arguments = ["probe", "temperature", "--weights", str(run), "--out", str(tmp_path), "--size", "tiny"]
     assert _run([*arguments, "--device", "cpu", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -43,7 +45,7 @@ def test_nearly_hard_weights_ask_for_the_things_and_the_page_says_so(run, tmp_pa
     ]
     for row in rows:  # the reference model reads things and no background
         assert row["slope"] == pytest.approx(row["bottom"] - row["top"], rel=1e-4)
-        assert row["slope"] > 0.3 and row["ci95"][0] > 0
+        assert row["slope"] > 0.3 and row["ci95"][0] > 0 and row["agreement"] > 0.5
     assert (tmp_path / "temperature.png").stat().st_size > 1000
     assert "nano: nowhere does it clearly ask for the wrong one." in evidence.block("temperature", tmp_path)
 
@@ -57,11 +59,16 @@ def test_a_slope_of_the_wrong_sign_is_called_that() -> None:
             "tau": tau,
             "slope": slope,
             "ci95": [slope - 0.01, slope + 0.01],
+            "agreement": slope / 2,
         }
         for tau, slope in ((2.0, -0.1), (1.0, -0.05), (0.5, 0.2))
     ]
     said = evidence.FINDINGS["temperature"](rows)
-    assert "the wrong ranking with 25 % kept at a temperature of 2, 1." in said and "-0.050 ± 0.010" in said
+    assert (
+        "the wrong ranking with 25 % kept at a temperature of 2, 1." in said
+        and "-0.050 ± 0.010" in said
+        and "-0.03" in said
+    )
 
 
 def test_a_new_throttler_shares_what_noise_was_calibrated_to_and_nothing_learned(run, monkeypatch) -> None:

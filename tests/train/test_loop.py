@@ -152,19 +152,18 @@ def test_a_step_whose_gradient_is_not_finite_is_not_taken() -> None:
     places: list[float] = []
 
     def loss(step: int, tau: float) -> Tensor:
-        return _without_gradient(weight) if step in (1, 3) else weight.sum()
+        return _without_gradient(weight) if step % 2 else weight.sum()
 
-    losses = train([weight], loss, steps=5, on_step=lambda step, value: places.append(weight.item()))
+    losses = train([weight], loss, steps=25, on_step=lambda step, value: places.append(weight.item()))
     assert losses[1] == losses[3] == 1
     assert places[1] == places[0] and places[3] == places[2] and places[4] < places[2] < places[0] < 1
+    assert len(losses) == 25  # twelve were not taken, never two in a row
 
 
 @pytest.mark.parametrize("clip", [1.0, None])
 def test_gradients_that_are_never_finite_stop_the_run(clip: float | None) -> None:
     weight = torch.nn.Parameter(torch.ones(1))
-    with pytest.raises(
-        ValueError, match=r"the gradient is nan at step 9, as it was at 9 steps before; lower optim\.lr"
-    ):
+    with pytest.raises(ValueError, match=r"the gradient is nan at step 9, as at the 9 steps before it; start anew"):
         train([weight], lambda step, tau: _without_gradient(weight), steps=20, optim=OptimConfig(clip=clip))
     assert weight.item() == 1
 

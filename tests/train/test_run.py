@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from diffprune.config import make_config
 from diffprune.model import PrunedVLM
@@ -60,6 +62,27 @@ def test_a_run_leaves_a_pruner_that_loads_and_has_the_loss_that_was_reported(dis
         by_lot = PrunedVLM(vlm.base, vlm.processor, method="random", keep=4)
         chance = by_lot.loss(batch, tokens=tokens, hard=True).item()
     assert [record["random"] for record in checked] == pytest.approx([chance, chance], rel=1e-5)
+
+
+def test_a_step_without_a_finite_gradient_is_not_taken_and_told(disk: Path, tmp_path: Path, monkeypatch) -> None:
+    forward = run_module.Objective.forward
+
+    def spoiled(self: Any, samples: Any, step: Any, *rest: Any, **options: Any) -> Any:
+        loss, entropy = forward(self, samples, step, *rest, **options)
+        return (loss + (0 * loss).sqrt() if step == 2 else loss), entropy  # the same loss; its gradient is NaN
+
+    monkeypatch.setattr(run_module.Objective, "forward", spoiled)
+    summary = train(disk, tmp_path / "a")
+    assert (summary["ended"], summary["step"], summary["skipped"]) == ("finished", 6, 1)
+    rates = [record["lr"] for record in records(tmp_path / "a", "train")]
+    assert [rate == 0 for rate in rates] == [False, False, True, False, False, False]
+    train(disk, tmp_path / "b", optim={"steps": 6}, saving={"every": 1})
+    for later in ("000005", "000006"):  # resumed after it: still counted
+        shutil.rmtree(tmp_path / "b" / f"checkpoint-{later}")
+    assert train(disk, tmp_path / "b", resume=True, optim={"steps": 6}, saving={"every": 1})["skipped"] == 1
+    assert PrunedVLM.from_pretrained(tmp_path / "a").budget.keep == 4
+    weights = load_file(tmp_path / "a" / "model.safetensors")
+    assert all(value.isfinite().all() for value in weights.values())
 
 
 def test_only_the_method_learns(disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,9 @@ def describe(summary: dict) -> str:
         if chance is not None and best["hard"] >= chance:
             warning = (
                 f"\nno better than random choice, whose loss is {chance:.4f}: do not deploy it; give it "
-                "more steps, another seed or a lower tau.start (docs/training.md)"
+                "more steps, another seed, or tau.start=auto or 0.25 (docs/training.md)"
             )
     early = ", ended early" if summary["ended"] == "early" else ""
     if summary["skipped"]:
-        early += f", {summary['skipped']} of them without a finite gradient and not taken"
+        early += f", {summary['skipped']} steps not taken (gradient not finite)"
     return f"{steps}{early}{found}\nthe pruner: {summary['out']}{warning}"

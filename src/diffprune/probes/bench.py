@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from diffprune.probes.deit import (
     train_deit,
 )
 from diffprune.schedules import resolve_steps, tau_at
+from diffprune.train.agreement import scorer_told
 from diffprune.train.loop import train
 from diffprune.types import Budget
 
@@ -486,7 +486,7 @@ def take_snapshot(method: TrainablePruner, moment: float) -> Snapshot:
     """The method's weights, throttler included, and the temperature its training has at this moment."""
     steps = 10_000
     tau = tau_at(
-        round(moment * steps), start=TAU.start, end=TAU.end, anneal_steps=resolve_steps(TAU.anneal_steps, steps)
+        round(moment * steps), start=TAU.given_start, end=TAU.end, anneal_steps=resolve_steps(TAU.anneal_steps, steps)
     )
     return Snapshot(moment, tau, {name: value.detach().clone() for name, value in method.state_dict().items()})
 
@@ -504,27 +504,6 @@ def budget_counts(encoded: Encoded, keep: float) -> Int[Tensor, " B"]:
     """Tokens to keep of each picture; all pictures have equally many."""
     num_images, num_tokens, _ = encoded.tokens.x.shape
     return torch.full((num_images,), Budget(keep).count(num_tokens), device=encoded.tokens.x.device)
-
-
-class Told(nn.Module):
-    """A scorer whose logits are given."""
-
-    def __init__(self, logits: Float[Tensor, "B N"]) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, x: Tensor, **_: Any) -> Float[Tensor, "B N"]:
-        return self.logits
-
-
-@contextmanager
-def scorer_told(method: Any, logits: Float[Tensor, "B N"]) -> Iterator[None]:
-    """Has a method with a scorer rank by these logits, whatever tokens it is given."""
-    own, method.scorer = method.scorer, Told(logits)
-    try:
-        yield
-    finally:
-        method.scorer = own
 
 
 def run_throttled(

@@ -39,7 +39,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     settings = bench.settings
     if settings.bridge:
         for keep in (0.1111, settings.keep, 0.5):
-            yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=TAU.start)
+            yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=TAU.given_start)
     for name in LEARNED:
         method, snapshots = bench.trained(name, seed)
         final = snapshots[-1].state

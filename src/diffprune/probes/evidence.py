@@ -129,7 +129,7 @@ def _accuracy(rows: Sequence[Row]) -> str:
 
 
 def _landscape(rows: Sequence[Row]) -> str:
-    starts = [row for row in rows if row["tau"] == TAU.start and "ratio" in row]
+    starts = [row for row in rows if row["tau"] == TAU.given_start and "ratio" in row]
     ours = PLAIN if any(row["method"] == PLAIN for row in starts) else "diffprune"  # the paper's has no bridge
     ratios = {row["backbone"]: row["ratio"] for row in starts if row["method"] == ours}
     said = ", ".join(f"{label(name)} {ratios[name]:.1f}" for name in backbones_of(rows) if name in ratios)
@@ -211,31 +211,36 @@ STEEP = 10.0  # points of retention lost from one rate to the next that would be
 def _scaling(rows: Sequence[Row]) -> str:
     summed = [row for row in rows if "retention" in row and row["method"] != "full"]
     sizes = list(dict.fromkeys(row["backbone"] for row in rows))
-    table, drops = [], []
+    table = []
+    drops: dict[str, list[tuple[float, str, float]]] = {}
     for size in sizes:
-        before = 100.0
+        before: dict[str, float] = {}
         for rate in sorted({row["pruned"] for row in summed}):
             here = {row["method"]: row for row in summed if (row["backbone"], row["pruned"]) == (size, rate)}
-            ours = here.pop(scaling.LEARNED, None)
-            changed = {name: _kept_by_seeds(here.pop(name)) for name in list(here) if scaling.is_learned(name)}
+            learned = {_change(name): here.pop(name) for name in list(here) if scaling.is_learned(name)}
             plain = [row for name, row in here.items() if name not in ("random", "oracle")]
             best = max(plain, key=lambda row: row["retention"], default=None)
             table.append(
                 {
                     "model": size,
                     "pruned %": f"{rate:g}",
-                    "DiffPrune": _kept_by_seeds(ours),
-                    **{name.removeprefix(scaling.LEARNED).strip("[]"): kept for name, kept in changed.items()},
+                    **{name: _kept_by_seeds(row) for name, row in learned.items()},
                     "random": _kept(here.get("random")),
                     "best without training": best and f"{_kept(best)} ({_marked(best)})",
                     "oracle": _kept(here.get("oracle")),
                     "paper, Qwen2.5-VL-7B": _kept(PAPER_QWEN.get(rate)),
                 }
             )
-            if ours is not None:
-                drops.append((before - ours["retention"], size, rate))
-                before = ours["retention"]
-    return f"{_steepest(drops)}\n\n{markdown_table(table)}\n{_INSIDE}\n\n{_scores(rows, sizes)}"
+            for name, row in learned.items():
+                drops.setdefault(name, []).append((before.get(name, 100.0) - row["retention"], size, rate))
+                before[name] = row["retention"]
+    said = "\n".join(_steepest(name, drops[name]) for name in drops) or "No scorer was measured."
+    return f"{said}\n\n{markdown_table(table)}\n{_INSIDE}\n\n{_scores(rows, sizes)}"
+
+
+def _change(method: str) -> str:
+    """DiffPrune, or what was changed of it."""
+    return method.removeprefix(scaling.LEARNED).strip("[]") or label(scaling.LEARNED)
 
 
 _INSIDE = r"\* drops inside the language model: its first layers see more than K tokens (`average` in the file)."
@@ -254,16 +259,15 @@ def _kept_by_seeds(row: Row | None) -> str | None:
     return None if row is None else f"{row['retention']:.1f} ± {row['retention_std']:.1f}"
 
 
-def _steepest(drops: Sequence[tuple[float, str, float]]) -> str:
-    if not drops:
-        return "No scorer was measured."
+def _steepest(name: str, drops: Sequence[tuple[float, str, float]]) -> str:
     drop, size, rate = max(drops)
     verdict = (
         "As in the paper, all sizes decline without a collapse."
         if drop <= STEEP
         else f"That is more than {STEEP:g}, so a collapse, which the paper's sizes do not have."
     )
-    return f"DiffPrune's largest loss from one rate to the next is {drop:.1f} points ({size} at {rate:g} %). {verdict}"
+    where = f"{drop:.1f} points ({size} at {rate:g} %)"
+    return f"{name}: the largest loss from one rate to the next is {where}. {verdict}"
 
 
 def _scores(rows: Sequence[Row], sizes: Sequence[str]) -> str:
@@ -281,7 +285,7 @@ def _scores(rows: Sequence[Row], sizes: Sequence[str]) -> str:
 
 
 def _temperature(rows: Sequence[Row]) -> str:
-    said, table = [], []
+    said, table, trusted = [], [], []
     for run in dict.fromkeys(row["run"] for row in rows):
         here = [row for row in rows if row["run"] == run]
         wrong: dict[float, list[str]] = {}
@@ -299,14 +303,18 @@ def _temperature(rows: Sequence[Row]) -> str:
         for throttler in dict.fromkeys(row["throttler"] for row in here):
             for keep in dict.fromkeys(row["keep"] for row in here):
                 line = {"model": run, "throttler": throttler, "kept %": f"{100 * keep:g}"}
+                other = dict(line)
                 for row in here:
                     if (row["throttler"], row["keep"]) == (throttler, keep):
                         half = (row["ci95"][1] - row["ci95"][0]) / 2
                         line[f"{row['tau']:g}"] = f"{row['slope']:.3f} ± {half:.3f}"
+                        other[f"{row['tau']:g}"] = f"{row['agreement']:.2f}"
                 table.append(line)
+                trusted.append(other)
     return (
         f"{' '.join(said)}\n\nLoss with things at the bottom minus loss with things on top, by temperature:\n\n"
-        f"{markdown_table(table)}"
+        f"{markdown_table(table)}\n\nCorrelation of throttled and hard loss over random rankings:\n\n"
+        f"{markdown_table(trusted)}"
     )
 
 

@@ -53,10 +53,10 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
                 logits, _ = run_throttled(deit.logits, method, encoded, k, tau, noise)
             return F.cross_entropy(logits, photos.labels[rows])
 
-        for tau in (TAU.start, *(LATER_TAUS if name != "gumbel_ste" else ())):
+        for tau in (TAU.given_start, *(LATER_TAUS if name != "gumbel_ste" else ())):
             line = walk(weights, start, [first], settings.line, lambda tau=tau: loss(tau))
             values = {"variation": stepwise_variation(line), "line": line.tolist()}
-            if seed == bench.seeds[0] and tau == TAU.start and name in (names[0], "gumbel_ste"):
+            if seed == bench.seeds[0] and tau == TAU.given_start and name in (names[0], "gumbel_ste"):
                 values["slice"] = walk(
                     weights, start, [first, second], settings.slice, lambda tau=tau: loss(tau)
                 ).tolist()
@@ -141,7 +141,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Both slices of the largest backbone, and both lines."""
     backbone = backbones_of(rows)[-1]
-    chosen = {row["method"]: row for row in rows if row["backbone"] == backbone and row["tau"] == TAU.start}
+    chosen = {row["method"]: row for row in rows if row["backbone"] == backbone and row["tau"] == TAU.given_start}
     ours = PLAIN if PLAIN in chosen else "diffprune"
     # A seed with a slice, where there is one.
     seeds = sorted(chosen[ours][SEEDS], key=lambda seed: "slice" not in chosen[ours][SEEDS][seed]["curves"])

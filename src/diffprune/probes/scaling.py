@@ -40,7 +40,7 @@ TASKS = ("mmbench", "mme", "pope", "scienceqa", "textvqa")  # of the paper's Qwe
 DRAWN = ("mme", "scienceqa", "mmbench")  # of its figure
 RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9}  # share that stays: percent pruned
 LEARNED = "diffprune"
-CHANGED = (f"{LEARNED}[tau.start=0.5]", f"{LEARNED}[noise=matched]")  # beside the recipe as it is
+CHANGED = tuple(f"{LEARNED}[{change}]" for change in ("tau.start=0.25", "tau.start=0.5", "noise=matched"))
 UNTRAINED = ("random", "fastv", "holov", "divprune", "visionzip", "gots", "mmtok", "hidden_norm", "oracle")
 SEEDS = (42, 123, 456)
 MADE = ("answers", "scorers")  # folders in the working folder
@@ -139,7 +139,7 @@ def _has_seed(method: str) -> bool:
 
 
 def run_config(folder: Path, method: str, seed: int, settings: Settings) -> RunConfig:
-    """The training of a scorer by configs/scenes_qwen/diffprune_bridge_any.yaml, with the changes the method names."""
+    """The training of a scorer by the recipe of scenes-llava, with the changes that the method names."""
     options, overrides = read_changes(method)
     values: dict[str, Any] = {
         "backbone": {"name": "qwen2_5_vl", "weights": str(folder), "dtype": "float32"},
@@ -393,12 +393,19 @@ def task_retention(rows: Sequence[Row], backbone: str, method: str, task: str) -
     return {rate: statistics.fmean(values) for rate, values in sorted(found.items())}
 
 
+DRAWN_AS = {
+    LEARNED: ("o-", COLOURS["diffprune"], label("diffprune")),
+    f"{LEARNED}[tau.start=0.25]": ("s-", COLOURS["centre"], "from tau 0.25"),
+    "random": ("--", COLOURS["random"], "random"),
+}
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Retention by pruning rate, a panel for each kind of task, a line for each size; random choice is dashed."""
     shades = dict(zip(BACKBONES, (0.4, 0.7, 1.0), strict=True))
     with figure(path, len(DRAWN), height=2.4) as axes:
         for panel, task in zip(axes, DRAWN, strict=True):
-            for method, style in ((LEARNED, "o-"), ("random", "--")):
+            for method, (style, colour, name) in DRAWN_AS.items():
                 for backbone, shade in shades.items():
                     line = task_retention(rows, backbone, method, task)
                     if line:
@@ -407,15 +414,15 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                             list(points),
                             list(points.values()),
                             style,
-                            color=COLOURS[method],
+                            color=colour,
                             alpha=shade,
-                            label=f"{label(method)}, {backbone.rpartition('-')[2]}",
+                            label=f"{name}, {backbone.rpartition('-')[2]}",
                         )
             panel.set_title(task)
             panel.set_xlabel("tokens pruned (%)")
         axes[0].set_ylabel("score (% of the full model's)")
-        if axes[0].get_legend_handles_labels()[0]:
-            axes[0].legend(fontsize=6)
+        if axes[1].get_legend_handles_labels()[0]:
+            axes[1].legend(fontsize=5, loc="center right", bbox_to_anchor=(1.0, 0.36))
 
 
 def changed(settings: Settings, **given: int | None) -> Settings:

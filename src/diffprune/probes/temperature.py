@@ -3,8 +3,9 @@
 DiffPrune's gradient is exact for what is executed, but what is executed is no dropping: at a high temperature all
 tokens weigh about the same. Here logits are noise plus a contrast between what captions speak of and the rest, so that
 things stand at the bottom of the ranking or on top of it, and the loss of captions is taken for both. Where the bottom
-is cheaper, the loss prefers the wrong ranking. The throttler is that of a run of `diffprune train` on scenes, and a new
-one.
+is cheaper, the loss prefers the wrong ranking. Beside it stands what can be known where nobody says what matters: how
+far throttled and hard loss agree about random rankings (`diffprune.train.agreement`). The throttler is that of a run of
+`diffprune train` on scenes, and a new one.
 """
 
 from collections.abc import Sequence
@@ -17,30 +18,28 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
 from diffprune.config import RunConfig
 from diffprune.evaluate.native import own_sizes
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
-from diffprune.probes.bench import scorer_told
 from diffprune.probes.figures import COLOURS, figure
 from diffprune.probes.store import Row, interval, rounded
+from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement
 from diffprune.train.captions import item_regions
 from diffprune.train.data import open_feed
-from diffprune.train.run import FIXED, make_batch
+from diffprune.train.run import make_batch
 from diffprune.train.sampler import noise_generator
 from diffprune.train.throttled import load_throttled, run_config
-from diffprune.types import Budget, VisualTokens
 
 NAME = "temperature"
 NOTE = (
     "throttled loss of validation captions with logits of noise plus a contrast of 4 deviations between tokens of "
     "things and the others; slope: loss with things at the bottom minus loss with things on top, by batches of "
-    "four captions, with 1.96 standard errors; below 0 the loss asks for the wrong ranking"
+    "four captions, with 1.96 standard errors; below 0 the loss asks for the wrong ranking; agreement: correlation of "
+    "throttled and hard loss over rankings by random directions of the features"
 )
 CONTRAST = 4.0
-BATCH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +49,12 @@ class Settings:
     captions: int
     taus: tuple[float, ...]
     keeps: tuple[float, ...] = (0.05, 0.25)
+    rankings: int = RANKINGS
 
 
 SIZES = {
-    "full": Settings(captions=48, taus=(2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.1)),
-    "tiny": Settings(captions=2 * BATCH, taus=(2.0, 0.1)),
+    "full": Settings(captions=32, taus=(2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.1)),
+    "tiny": Settings(captions=2 * BATCH, taus=(2.0, 0.1), rankings=4),
 }
 
 
@@ -71,58 +71,49 @@ def measure(folder: Path, device: str, settings: Settings) -> list[Row]:
     new.load_state_dict(noise, strict=False)  # what it was calibrated to is no learning
     vlm.base.to(device)
     samples = open_feed(replace(config.data, validation=settings.captions), config.seed).validation()
-    batches = [Captions.of(vlm, samples[at : at + BATCH], config) for at in range(0, len(samples), BATCH)]
+    scenes = [Scenes.of(vlm, samples[at : at + BATCH], config) for at in range(0, len(samples), BATCH)]
     rows: list[Row] = []
     for name, method in (("new", new), ("trained", trained)):
         throttled = PrunedVLM(vlm.base, vlm.processor, method=method.to(device).eval())
         for keep in settings.keeps:
-            for tau in settings.taus:
-                ends = [[batch.loss(throttled, side, keep, tau) for side in (-CONTRAST, CONTRAST)] for batch in batches]
-                rows.append({"run": folder.name, "throttler": name, "keep": keep, "tau": tau, **_compare(ends)})
+            found = agreement(
+                throttled, [one.captions for one in scenes], keep, settings.taus, rankings=settings.rankings
+            )
+            for tau, value in found:
+                ends = [[one.loss(throttled, side, keep, tau) for side in (-CONTRAST, CONTRAST)] for one in scenes]
+                key = {"run": folder.name, "throttler": name, "keep": keep, "tau": tau}
+                rows.append({**key, **_compare(ends), "agreement": value})
     return rounded(rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Captions:
-    """A few scenes with captions, encoded once.
+class Scenes:
+    """A few scenes with captions.
 
     Args:
         regions: Tokens of what the captions speak of.
         noise: Of the logits, the same for both rankings.
     """
 
-    samples: Sequence[Any]
-    config: RunConfig
-    batch: Batch
-    tokens: VisualTokens
+    captions: Captions
     regions: Bool[Tensor, "B N"]
     noise: Float[Tensor, "B N"]
 
     @classmethod
-    def of(cls, vlm: PrunedVLM, samples: Sequence[Any], config: RunConfig) -> "Captions":
+    def of(cls, vlm: PrunedVLM, samples: Sequence[Any], config: RunConfig) -> "Scenes":
         sizes = config.data.sizes or own_sizes(vlm)
         batch, tokens = make_batch(vlm, samples, sizes=sizes)
         regions = item_regions(tokens, [sample.picture for sample in samples], sizes)
         assert regions is not None  # scenes alone come here
-        generators = [noise_generator(tokens.x.device, config.seed, NAME, sample.id) for sample in samples]
+        ids = [sample.id for sample in samples]
+        generators = [noise_generator(tokens.x.device, config.seed, NAME, one) for one in ids]
         noise = draw_normal(tokens.x[..., :1], tokens.mask, generators)[..., 0]
-        return cls(samples, config, batch, tokens, regions, noise)
+        captions = Captions(batch=batch, tokens=tokens, ids=ids, seed=config.seed, remove_below=config.remove_below)
+        return cls(captions, regions, noise)
 
-    @torch.no_grad()
     def loss(self, vlm: PrunedVLM, contrast: float, keep: float, tau: float) -> float:
-        """The throttled loss with things so far above the rest, with the noise of a validation."""
-        counts = torch.tensor([Budget(keep).count(int(n)) for n in self.tokens.counts.tolist()])
-        device = self.tokens.x.device
-        generators = [noise_generator(device, self.config.seed, FIXED, sample.id) for sample in self.samples]
-        with scorer_told(vlm.method, self.noise + contrast * self.regions):
-            return vlm.loss(
-                self.batch,
-                tokens=self.tokens,
-                keep=counts.to(device),
-                tau=tau,
-                generator=generators,
-                remove_below=self.config.remove_below,
-            ).item()
+        """The throttled loss with things so far above the rest."""
+        return self.captions.loss(vlm, self.noise + contrast * self.regions, keep, tau)
 
 
 def _compare(ends: Sequence[Sequence[float]]) -> Row:

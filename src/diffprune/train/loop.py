@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.schedules import learning_rate_scale, resolve_steps, tau_at
 
-MOST_SKIPPED = 10  # steps without a usable gradient; a run with more of them learns little
+MOST_SKIPPED = 10  # steps in a row without a usable gradient; then it is no accident
 
 
 def make_optimizer(trained: Sequence[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
@@ -46,7 +46,7 @@ def descend(
         loss: What the gradients are of, in full; one that is no number stops the training.
         step: Steps taken before, for the message.
         place: In the schedule of `steps` steps.
-        skipped: Steps that were not taken so far; too many of them stop the training.
+        skipped: Steps just before that were not taken; too many in a row stop the training.
         clip: Called with the parameters and the largest norm.
     """
     if not math.isfinite(loss):
@@ -61,8 +61,8 @@ def descend(
         return lr
     if skipped + 1 >= MOST_SKIPPED:
         raise ValueError(
-            f"the gradient is {norm} at step {step}, as it was at {skipped} steps before; lower optim.lr={optim.lr} or "
-            "check the data"
+            f"the gradient is {norm} at step {step}, as at the {skipped} steps before it; start anew with a lower "
+            f"optim.lr than {optim.lr}, or check the data"
         )
     return 0.0
 
@@ -105,12 +105,12 @@ def train(
         place = max(step, int(spent * steps))
         if place >= steps and (losses or steps == 0):
             break
-        value = loss(step, tau_at(place, start=tau.start, end=tau.end, anneal_steps=anneal_steps))
+        value = loss(step, tau_at(place, start=tau.given_start, end=tau.end, anneal_steps=anneal_steps))
         optimizer.zero_grad()
         value.backward()
         losses.append(value.item())
         lr = descend(optimizer, trained, optim, loss=losses[-1], step=step, place=place, steps=steps, skipped=skipped)
-        skipped += lr == 0
+        skipped = 0 if lr else skipped + 1
         if on_step is not None:
             on_step(step, losses[-1])
     return losses

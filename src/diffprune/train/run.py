@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from diffprune.backbones.base import Batch
 from diffprune.checkpoint import CONFIG_FILE
-from diffprune.config import RunConfig, differences, load_config, to_yaml
+from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
 from diffprune.evaluate.native import own_sizes, scene_images
 from diffprune.evaluate.pixels import takes_pixels
 from diffprune.methods.base import SelfTaughtPruner, build_method
@@ -41,6 +41,7 @@ from diffprune.model import PrunedVLM, wrap_backbone
 from diffprune.results import write_text
 from diffprune.scenes import Scene
 from diffprune.schedules import ramp_at, resolve_steps, tau_at
+from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
 from diffprune.train.checkpointing import (
     RUN_FILE,
@@ -253,7 +254,8 @@ class Standing:
         best: The best validation so far.
         random: The held-out loss of random choice at the same budgets: what a scorer must be below.
         waited: Validations since then, counted once the temperature has settled.
-        skipped: Steps that were not taken, for their gradient was not finite.
+        skipped: Steps that were not taken, for their gradient was not finite; `skipped_last` of them the last ones.
+        tau_start: The temperature of the first step, where the run found it itself.
         broken: Rows that could not be used.
         early: Whether patience has run out.
         seconds: Of training, over all sittings.
@@ -265,6 +267,8 @@ class Standing:
     random: float | None = None
     waited: int = 0
     skipped: int = 0
+    skipped_last: int = 0
+    tau_start: float | None = None
     broken: list[dict[str, Any]] = field(default_factory=list)
     early: bool = False
     seconds: float = 0.0
@@ -315,6 +319,8 @@ class Run:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
         if isinstance(self.vlm.method, SelfTaughtPruner):
             self.vlm.method.start_training()
+        if config.tau.start == "auto":
+            self._check_auto()
         if config.hardness and not isinstance(self.vlm.method, DiffPrune):
             raise ValueError(
                 f"hardness={config.hardness} is a term of diffprune's loss, and {config.method.name!r} has its own or "
@@ -334,6 +340,7 @@ class Run:
         self.standing = Standing(batch=self.size)
         self.best_weights: dict[str, Tensor] = {}
         self.held_out: list[Sample] = []
+        self.agreements: list[tuple[float, float]] = []  # temperature and correlation, where a start was looked for
 
     def _load(self) -> tuple[Any, Any, str]:
         """The frozen model; where it is split over processes, one after the other loads it, for the host's memory."""
@@ -369,6 +376,11 @@ class Run:
         return steps
 
     @property
+    def tau_start(self) -> float:
+        found = self.standing.tau_start
+        return self.config.tau.given_start if found is None else found
+
+    @property
     def tau_end(self) -> float:
         return self.config.tau.end
 
@@ -379,23 +391,66 @@ class Run:
         found = load_latest(self.folder)
         if found is not None:
             self._restore(found)
-        elif getattr(self.vlm.method, "throttle_noise", None) is not None:
-            self.vlm.method.calibrate(self._calibration())  # type: ignore[operator]
+        else:
+            if getattr(self.vlm.method, "throttle_noise", None) is not None:
+                self.vlm.method.calibrate(tokens for _, _, tokens in self._first(CALIBRATION))  # type: ignore[operator]
+            if self.config.tau.start == "auto":
+                self.standing.tau_start = self._find_start()
         rows = self.feed.validation()
         whole = [row for row in rows if isinstance(row, Sample)]
         self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
         self.held_out = whole
 
-    def _calibration(self) -> Iterator[VisualTokens]:
+    def _first(self, count: int, size: int | None = None) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
+        """The first samples to train on, some at a time, encoded."""
         per_epoch = self.feed.per_epoch
-        count = CALIBRATION if per_epoch is None else min(CALIBRATION, per_epoch)
-        size = self.config.optim.batch_size
+        count = count if per_epoch is None else min(count, per_epoch)
+        size = size or self.config.optim.batch_size
         for start in range(0, count, size):
             positions = range(start, min(start + size, count))
             rows = self.feed.read(positions, positions).values()
             samples = [row for row in rows if isinstance(row, Sample)]
             if samples:
-                yield make_batch(self.vlm, samples, sizes=self.config.data.sizes)[1]
+                yield samples, *make_batch(self.vlm, samples, sizes=self.config.data.sizes)
+
+    def _check_auto(self) -> None:
+        method = self.vlm.method
+        if not isinstance(method, DiffPrune):
+            raise ValueError(
+                f"tau.start=auto is measured with diffprune's throttled loss, and {method.name!r} has none; give it a "
+                "number"
+            )
+        if not method.options.standardise:
+            raise ValueError(
+                "tau.start=auto is measured with standardised logits, and method.standardise is false; set it to true, "
+                "as recipe=bridge does, or give tau.start a number"
+            )
+
+    def _find_start(self) -> float:
+        """The highest temperature at which the smallest budget's throttled loss agrees with that of dropping."""
+        config, accelerator = self.config, self.accelerator
+        captions = [
+            Captions(
+                batch=batch,
+                tokens=tokens,
+                ids=[sample.id for sample in samples],
+                seed=config.seed,
+                remove_below=config.remove_below,
+            )
+            for samples, batch, tokens in self._first(SAMPLES, min(BATCH, config.optim.batch_size))
+        ]
+        if not captions:
+            raise ValueError(
+                f"none of the first {SAMPLES} rows of {config.data.name} can be used, so tau.start=auto has nothing to "
+                "measure with; check the data, or give a number"
+            )
+        keep = smallest_share(config.budget, captions)
+        values = agreement(self.vlm, captions, keep, (STARTS[-1], *STARTS[:-1]))
+        with accelerator.autocast():  # all processes decide by the same numbers
+            start, self.agreements = choose_start(
+                (tau, self.sum_up(value / accelerator.num_processes)[0]) for tau, value in values
+            )
+        return start
 
     def _restore(self, found: Checkpoint) -> None:
         standing = Standing(**found.state)
@@ -445,7 +500,7 @@ class Run:
             self._count_broken(gather_object(broken) if accelerator.num_processes > 1 else broken)
         if not targets:
             raise ValueError(f"no row of step {step} can be used; {self._first_broken()}")
-        tau = tau_at(step, start=self.config.tau.start, end=self.tau_end, anneal_steps=self.anneal_steps)
+        tau = tau_at(step, start=self.tau_start, end=self.tau_end, anneal_steps=self.anneal_steps)
         self._harden(self.config.hardness * ramp_at(step, ramp_steps=self.hardness_steps))
         divisor = torch.tensor(targets, dtype=torch.float32, device=accelerator.device)
         loss_sum = entropy_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
@@ -466,10 +521,11 @@ class Run:
             step=step,
             place=step,
             steps=self.steps,
-            skipped=self.standing.skipped,
+            skipped=self.standing.skipped_last,
             clip=accelerator.clip_grad_norm_,
         )
         self.standing.skipped += lr == 0
+        self.standing.skipped_last = 0 if lr else self.standing.skipped_last + 1
         self.optimizer.zero_grad()
         self.standing.step += 1
         record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}
@@ -630,6 +686,8 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
         recomputing(run.vlm.backbone, enabled=config.optim.gradient_checkpointing),
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
+        if run.agreements:
+            watch.begin(run.tau_start, run.agreements)
         if resume:
             done = run.standing.step
             watch.say(f"going on after step {done}" if done else f"nothing to resume in {folder}: starting anew")

@@ -62,7 +62,8 @@ class Watch:
         self.board = None
         if folder is None:
             return
-        before = "".join(json.dumps(one) + "\n" for one in read_metrics(folder, until=start))
+        kept = read_metrics(folder, until=start) if start else []  # what was told before a first step is told again
+        before = "".join(json.dumps(one) + "\n" for one in kept)
         with writing(METRICS, folder):
             write_text(folder / METRICS, before)
             self.file = (folder / METRICS).open("a", encoding="utf-8")
@@ -86,6 +87,12 @@ class Watch:
         if self.board is not None:
             with writing(BOARD, self.folder):
                 self.board.close()
+
+    def begin(self, start: float, agreements: Sequence[tuple[float, float]]) -> None:
+        """The temperature to start from, and how far the throttled loss agrees with the hard one at those tried."""
+        tried = ", ".join(f"{value:.2f} at {tau:g}" for tau, value in agreements)
+        self.say(f"starts from tau {start:g}: throttled and hard loss of random rankings correlate by {tried}")
+        self._keep({"step": 0, "tau": start} | {f"agreement_{tau:g}": value for tau, value in agreements}, "start")
 
     def step(self, record: Record) -> None:
         """One optimiser step: step, loss, tau, lr, entropy, samples_s, memory_gb."""
