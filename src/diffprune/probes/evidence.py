@@ -313,7 +313,7 @@ def _temperature(rows: Sequence[Row]) -> str:
                 trusted.append(other)
     return (
         f"{' '.join(said)}\n\nLoss with things at the bottom minus loss with things on top, by temperature:\n\n"
-        f"{markdown_table(table)}\n\nCorrelation of throttled and hard loss over random rankings:\n\n"
+        f"{markdown_table(table)}\nCorrelation of throttled and hard loss over random rankings:\n\n"
         f"{markdown_table(trusted)}"
     )
 
