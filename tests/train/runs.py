@@ -55,6 +55,15 @@ def values(model: Path, data: Path, /, **changes: Any) -> dict[str, Any]:
     return config
 
 
+def train(disk: Path, out: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
+    """The summary of a run with the model and the pictures of the `disk` fixture."""
+    from diffprune.config import make_config
+    from diffprune.train.run import train_pruner
+
+    config = make_config(values(disk / "model", disk / "data", **changes))
+    return train_pruner(config, out, resume=resume, quiet=True)
+
+
 def write_config(path: Path, config: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(config))
     return path

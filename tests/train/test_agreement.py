@@ -1,7 +1,6 @@
 """How far the throttled loss agrees with that of dropping, and the temperature that a run starts from for it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +19,9 @@ from diffprune.train.agreement import (
     scorer_told,
     smallest_share,
 )
-from diffprune.train.run import train_pruner
 from diffprune.train.watch import read_metrics
 from tests import tiny
-from tests.train import runs
+from tests.train.runs import train
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +115,6 @@ def test_a_method_has_its_own_scorer_again_after_an_error(nano) -> None:
         assert vlm.method.scorer is not own
         raise RuntimeError
     assert vlm.method.scorer is own
-
-
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    runs.save_model(folder / "model")
-    runs.save_pictures(folder / "data")
-    return folder
-
-
-def train(disk: Path, out: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
-    config = make_config(runs.values(disk / "model", disk / "data", **changes))
-    return train_pruner(config, out, resume=resume, quiet=True)
 
 
 def test_a_run_finds_its_start_once_and_keeps_it_when_resumed(disk, tmp_path, monkeypatch) -> None:

@@ -43,14 +43,6 @@ def test_the_ramp_is_linear_and_then_flat() -> None:
     assert ramp_at(0, ramp_steps=0) == 1.0
 
 
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hardness")
-    runs.save_model(folder / "model")
-    runs.save_pictures(folder / "data")
-    return folder
-
-
 def train(disk: Path, out: Path, **changes: Any) -> list[dict[str, Any]]:
     train_pruner(make_config(runs.values(disk / "model", disk / "data", **changes)), out, quiet=True)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

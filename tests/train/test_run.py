@@ -16,22 +16,9 @@ from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from diffprune.train import run as run_module
 from diffprune.train.frozen import ask_hub_once, load_frozen, recomputing
-from diffprune.train.run import train_pruner
 from tests import tiny
 from tests.train import runs
-
-
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    runs.save_model(folder / "model")
-    runs.save_pictures(folder / "data")
-    return folder
-
-
-def train(disk: Path, out: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
-    config = make_config(runs.values(disk / "model", disk / "data", **changes))
-    return train_pruner(config, out, resume=resume, quiet=True)
+from tests.train.runs import train
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:

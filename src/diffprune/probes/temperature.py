@@ -105,10 +105,9 @@ class Scenes:
         batch, tokens = make_batch(vlm, samples, sizes=sizes)
         regions = item_regions(tokens, [sample.picture for sample in samples], sizes)
         assert regions is not None  # scenes alone come here
-        ids = [sample.id for sample in samples]
-        generators = [noise_generator(tokens.x.device, config.seed, NAME, one) for one in ids]
+        captions = Captions.of(samples, batch, tokens, config)
+        generators = [noise_generator(tokens.x.device, config.seed, NAME, one) for one in captions.ids]
         noise = draw_normal(tokens.x[..., :1], tokens.mask, generators)[..., 0]
-        captions = Captions(batch=batch, tokens=tokens, ids=ids, seed=config.seed, remove_below=config.remove_below)
         return cls(captions, regions, noise)
 
     def loss(self, vlm: PrunedVLM, contrast: float, keep: float, tau: float) -> float:

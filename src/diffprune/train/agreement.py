@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffprune.backbones.base import Batch
-from diffprune.config import BudgetConfig
+from diffprune.config import BudgetConfig, RunConfig
 from diffprune.model import PrunedVLM
 from diffprune.nn.scorer import standardise
 from diffprune.train.sampler import noise_generator
@@ -64,6 +64,11 @@ class Captions:
     ids: Sequence[int]
     seed: int
     remove_below: float
+
+    @classmethod
+    def of(cls, samples: Sequence[Any], batch: Batch, tokens: VisualTokens, config: RunConfig) -> "Captions":
+        ids = [sample.id for sample in samples]
+        return cls(batch=batch, tokens=tokens, ids=ids, seed=config.seed, remove_below=config.remove_below)
 
     @torch.no_grad()
     def loss(self, vlm: PrunedVLM, logits: Float[Tensor, "B N"], keep: float, tau: float | None) -> float:

@@ -430,13 +430,7 @@ class Run:
         """The highest temperature at which the smallest budget's throttled loss agrees with that of dropping."""
         config, accelerator = self.config, self.accelerator
         captions = [
-            Captions(
-                batch=batch,
-                tokens=tokens,
-                ids=[sample.id for sample in samples],
-                seed=config.seed,
-                remove_below=config.remove_below,
-            )
+            Captions.of(samples, batch, tokens, config)
             for samples, batch, tokens in self._first(SAMPLES, min(BATCH, config.optim.batch_size))
         ]
         if not captions:
