@@ -7,13 +7,17 @@
 #   runs/probes.sh "deit-tiny deit-small deit-base" 3   tiny-imagenet-40 out/probes      # what the first had no time for
 #   runs/probes.sh deit-tiny 8 holdout out/holdout --train-data tiny-imagenet-40         # measure on other pictures
 #
-# OUT holds the results files, figures and logs. What it holds already is not measured again, so a run that was cut short
+#   SEEDS="42 123 456 789 1000" runs/probes.sh deit-tiny 8 tiny-imagenet-40 out/probes --train-share 0.25   # side by side
+#
+# With SEEDS each seed is a process of its own as soon as the classifier is there: a GPU that small models leave idle is
+# done sooner. OUT holds the results files, figures and logs. What it holds already is not measured again, so a run that was cut short
 # goes on where it stopped; with RESUME=1 that is also true of results/, which must then have been made with the same
 # settings. Trained classifiers and scorers are kept in WEIGHTS (out/probe_weights where it is not set) and used again while
 # they are there; they are not committed. COMMIT names the commit where there is no git checkout. MPS=0 keeps the processes
 # from sharing the GPU at the same time. The exit code is 0 only if every backbone is complete.
 set -euo pipefail
 
+seeds=${SEEDS:-}
 backbones=$1 minutes=$2 data=$3 out=$4
 shift 4
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -41,15 +45,39 @@ finish() {
     [ "$is_shared" = yes ] || [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || stop_sharing || true
 }
 trap finish EXIT
+probe() { # backbone, log's name, minutes, further options
+    local backbone=$1 log=$2 time=$3
+    shift 3
+    "$python" -m diffprune probe all --backbone "$backbone" --data "$data" --minutes "$time" --out "$out" \
+        ${COMMIT:+--commit "$COMMIT"} "$@" >>"$out/$log.log" 2>&1 &
+    running+=($!)
+}
 for backbone in $backbones; do
     classifier=(--save-weights "$weights/$backbone")
     [ ! -f "$weights/$backbone/training.json" ] || classifier=(--weights "$weights/$backbone")
-    "$python" -m diffprune probe all --backbone "$backbone" --data "$data" --minutes "$minutes" --out "$out" \
-        "${classifier[@]}" ${COMMIT:+--commit "$COMMIT"} "$@" >>"$out/$backbone.log" 2>&1 &
-    running+=($!)
+    probe "$backbone" "$backbone" "$minutes" "${classifier[@]}" ${seeds:+--seeds "${seeds%% *}"} "$@"
 done
+if [ "$seeds" != "${seeds#* }" ]; then # the first seed's process trains the classifier, the others wait for it
+    waiting=$backbones
+    while [ -n "$waiting" ]; do
+        sleep 1
+        still=
+        for backbone in $waiting; do
+            if [ -f "$weights/$backbone/training.json" ]; then
+                for seed in ${seeds#* }; do
+                    left=$("$python" -c "print($minutes - $SECONDS / 60)")
+                    probe "$backbone" "$backbone-$seed" "$left" --weights "$weights/$backbone" --seeds "$seed" "$@"
+                done
+            else
+                still+=" $backbone"
+            fi
+        done
+        waiting=$still
+        jobs -r -p | grep -q . || break # none is left that could train one
+    done
+fi
 failed=0
 for process in "${running[@]}"; do wait "$process" || failed=1; done
 running=()
-for backbone in $backbones; do grep -aE "^($backbone|diffprune:)" "$out/$backbone.log" | tail -n 25 || true; done
+for backbone in $backbones; do grep -ahE "^($backbone|diffprune:)" "$out/$backbone"*.log | tail -n 25 || true; done
 exit $failed

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,40 @@ def test_trainings_end_with_the_script_and_what_they_had_is_kept(tmp_path: Path)
     assert script.returncode == 143, output
     assert packed(tmp_path) == ["tower"]
     wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()))
+
+
+@pytest.mark.parametrize("seeds, code", [("42 123 456", 0), ("42", 0), ("", 0), ("42 123", 3)])
+def test_seeds_run_side_by_side_once_there_is_a_classifier(tmp_path: Path, seeds: str, code: int) -> None:
+    """With a stand-in for python: which processes are started, and not what they find."""
+    executable(
+        tmp_path / "python",
+        f"""#!/bin/bash
+[ "$1" != -c ] || exec {sys.executable} "$@"
+echo "$@" >>{tmp_path}/started
+while [ $# -gt 0 ]; do
+    [ "$1" != --save-weights ] || {{ sleep 0.2; mkdir -p "$2"; [ {code} != 0 ] || touch "$2/training.json"; }}
+    [ "$1" != --weights ] || [ -f "$2/training.json" ] || exit 9
+    shift
+done
+exit {code}
+""",
+    )
+    env = {**os.environ, "PYTHON": str(tmp_path / "python"), "WEIGHTS": str(tmp_path / "weights"), "MPS": "0"}
+    ran = subprocess.run(
+        ["runs/probes.sh", "deit-tiny deit-small", "2", "pictures", str(tmp_path / "out"), "--look", "9"],
+        cwd=ROOT,
+        env=env | ({"SEEDS": seeds} if seeds else {}),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ran.returncode == (1 if code else 0), ran.stderr
+    started = (tmp_path / "started").read_text().splitlines()
+    for name in ("deit-tiny", "deit-small"):
+        own = [line.split(" --seeds ")[1].split()[0] for line in started if name in line and "--seeds" in line]
+        assert own == (seeds.split()[:1] if code else seeds.split())
+    assert all(line.startswith("-m diffprune probe all") and line.endswith("--look 9") for line in started)
+    assert len(started) == 2 * (1 if code or not seeds else len(seeds.split()))
 
 
 @pytest.mark.parametrize("starts", [0, 1])

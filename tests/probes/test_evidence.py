@@ -58,3 +58,21 @@ def test_the_high_resolution_block_compares_with_the_nearest_method(tmp_path: Pa
     rows = [{**other, "lead": 1.0, "lead_ci95": [0, 2]}]
     write_results(tmp_path / "scenes_next.json", name="scenes_next", rows=rows, notes="a trial", commit="abc1234")
     assert "No scorer was measured" in evidence.block("scenes_next", tmp_path)
+
+
+def start(backbone: str, keep: float, **ratio: float) -> dict:
+    return {"backbone": backbone, "method": "diffprune_plain", "keep": keep, "moment": 0.0, "cosine": 0.5, **ratio}
+
+
+def test_ratios_of_gradients_are_told_by_budget_and_held_against_the_papers() -> None:
+    growing = [start("deit-tiny", 0.25, ratio=4.5, ratio_at_least=3.0), start("deit-base", 0.25, ratio=20.0)]
+    said = evidence._starts([*growing, start("deit-tiny", 0.5, ratio_at_least=1.25), start("deit-base", 0.5)])
+    assert "25 % kept: DeiT-Tiny 4.5, DeiT-Base 20.0; 50 % kept: DeiT-Tiny at least 1.2, DeiT-Base none." in said
+    assert said.endswith("This agrees with the paper's.")
+    for other in (
+        [start("deit-tiny", 0.25, ratio=20.0), start("deit-base", 0.25, ratio=4.5)],  # shrinking
+        [start("deit-tiny", 0.25, ratio=3.0), start("deit-base", 0.25, ratio=20.0)],  # out of its range
+        [start("deit-tiny", 0.25, ratio=4.5), start("deit-base", 0.25, ratio_at_least=9.0)],  # not known
+        [start("deit-tiny", 0.25, ratio=4.5)],  # one size cannot grow
+    ):
+        assert evidence._starts(other).endswith("This does not show the paper's growth.")

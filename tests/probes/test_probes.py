@@ -242,7 +242,7 @@ def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(
 ) -> None:
     rows = {(row["method"], row["keep"]): row for row in rows_of(relevance, measured, tmp_path)}
     methods = {name for name, _ in rows}
-    assert {"diffprune", "gumbel_ste", "random", "centre", "cls_attention", "divprune"} <= methods
+    assert {"diffprune", "gumbel_ste", "taught", "random", "centre", "cls_attention", "divprune"} <= methods
     assert {"full", "fastv", "mmtok", "oc_vtp"}.isdisjoint(methods)
     for keep in bench.settings.box_keeps:
         low, high = rows["random", keep]["ci95"]
@@ -293,6 +293,24 @@ def test_an_oracle_of_the_box_has_the_largest_lift_there_is(bench: Bench) -> Non
     assert found["lift"] == pytest.approx(1 / float(inside.mean()), rel=1e-6) and found["lift_error"] > 0
 
 
+def test_a_scorer_shown_the_boxes_finds_them(bench: Bench) -> None:
+    kept = {name: made for name, made in bench._kept.items() if not name.startswith("trained ")}
+    longer = Bench(backbone="deit-tiny", settings=bench.settings.changed(steps=60), _kept=kept)
+    photos = relevance.small_boxes(bench.photos, 8)
+    before, after = longer.start("diffprune", 42), longer.taught(42)
+    assert after is not None and not after.training
+    inside = relevance.shares_inside(longer, photos, {"before": before, "after": after}, longer.cut_open().cut)
+    chance = 100 * float(inside_box(photos.boxes, 8).double().mean())
+    assert float(inside["after", 0.1111].mean()) > max(2 * chance, float(inside["before", 0.1111].mean()) + 5)
+
+
+def test_without_pictures_to_train_on_nothing_is_taught(bench: Bench) -> None:
+    assert (
+        Bench(backbone="deit-tiny", settings=bench.settings, _kept={**bench._kept, "trained_on": None}).taught(42)
+        is None
+    )
+
+
 # --- centre -----------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +325,24 @@ def test_centre_keeps_squares_around_the_middle() -> None:
 def test_centre_without_a_grid_says_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r"centre needs VisualTokens.grid"):
         build_method("centre").select(VisualTokens(x=torch.zeros(1, 4, 1)), torch.tensor([1]))
+
+
+def test_a_training_that_stays_warm_is_measured_where_it_ends(bench: Bench) -> None:
+    warm = Bench(
+        backbone="deit-tiny",
+        settings=bench.settings.changed(temperatures=(2.0, 1.0), train_keep=(0.4, 0.8), steps=2, line=5, slice=2),
+        _kept={name: made for name, made in bench._kept.items() if not name.startswith("trained ")},
+    )
+    _, snapshots = warm.trained("diffprune", 42)
+    assert (snapshots[0].tau, snapshots[-1].tau) == (2.0, pytest.approx(1.0))
+    assert "budgets drawn from 0.4 to 0.8, temperature 2.0 to 1.0" in warm.recipe
+    taus = {(cell.key["method"], cell.key["tau"]) for cell in landscape.measure(warm, 42)}
+    assert taus == {(name, tau) for name in ("diffprune", "diffprune_plain") for tau in (2.0, 1.0)} | {
+        ("gumbel_ste", 2.0)
+    }
+    (weight, *_) = (cell.values["weight"] for cell in alignment.measure(warm, 42))
+    (colder, *_) = (cell.values["weight"] for cell in alignment.measure(bench, 42))
+    assert weight < colder  # at a temperature of 1 less of the weight lies on the tokens kept
 
 
 def test_full_settings_are_those_of_the_paper() -> None:
@@ -375,8 +411,12 @@ def test_a_scorer_that_looks_late_trains_and_every_probe_takes_it(bench: Bench) 
     [
         (lambda bench: DeiT(bench.classifier.model, look=4), "look=4 is no place for a scorer to look"),
         (lambda bench: bench.settings.changed(min_area=0.0), "min_area 0 is no share of a picture"),
+        (lambda bench: bench.settings.changed(train_keep=(0.6, 0.3)), "train_keep 0.6,0.3 are no two budgets"),
+        (lambda bench: bench.settings.changed(train_keep=(0.5, 1.5)), "train_keep 0.5,1.5 are no two budgets"),
+        (lambda bench: bench.settings.changed(temperatures=(0.1, 2.0)), "temperatures 0.1,2 do not fall"),
+        (lambda bench: bench.settings.changed(temperatures=(2.0, 0.0)), "temperatures 2,0 do not fall"),
     ],
 )
-def test_a_place_to_look_and_a_crop_must_be_there(bench: Bench, change, words: str) -> None:
+def test_settings_that_cannot_be_are_one_sentence(bench: Bench, change, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         change(bench)

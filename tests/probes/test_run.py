@@ -135,6 +135,20 @@ def test_a_place_beyond_the_last_block_is_refused(probe, tmp_path: Path, option:
     assert code == 1 and f"{option} 50 is beyond the 3 blocks of deit-tiny" in err and "top-1" not in err  # untrained
 
 
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (("--train-keep", "0.5"), "--train-keep '0.5' is not two numbers"),
+        (("--train-keep", "0.8,0.4"), "train_keep 0.8,0.4 are no two budgets"),
+        (("--temperatures", "warm,cold"), "--temperatures 'warm,cold' is not two numbers"),
+        (("--temperatures", "0.1,2"), "temperatures 0.1,2 do not fall"),
+    ],
+)
+def test_two_numbers_that_are_not_are_one_sentence(probe, tmp_path: Path, given: tuple[str, str], words: str) -> None:
+    code, _, err = probe("alignment", "--out", tmp_path, *given)
+    assert code == 1 and words in err and not list(tmp_path.glob("*.json"))
+
+
 def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:
     save_deit(bench.classifier, tmp_path)
     loaded = load_deit(str(tmp_path), bench.photos.names, "cpu")

@@ -80,6 +80,12 @@ def command(
     min_area: Annotated[
         float | None, typer.Option(help="Least share of a picture that a crop leaves in a scorer's training.")
     ] = None,
+    train_keep: Annotated[
+        str, typer.Option(help="Budgets of a scorer's training, as two shares; 0.05,0.6 where left out.")
+    ] = "",
+    temperatures: Annotated[
+        str, typer.Option(help="Of a scorer's training, the first and the last; 2,0.1 where left out.")
+    ] = "",
     noise: Annotated[str | None, typer.Option(help="What replaces a token: matched or unit.")] = None,
     bridge: Annotated[
         bool | None,
@@ -149,7 +155,16 @@ def command(
     if size not in SIZES:
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
     settings = SIZES[size].changed(
-        steps=steps, batch=batch, cut=cut, look=look, min_area=min_area, noise=noise, hide=hide, bridge=bridge
+        steps=steps,
+        batch=batch,
+        cut=cut,
+        look=look,
+        min_area=min_area,
+        train_keep=two_numbers("--train-keep", train_keep),
+        temperatures=two_numbers("--temperatures", temperatures),
+        noise=noise,
+        hide=hide,
+        bridge=bridge,
     )
     drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
     require_steps(len(drawn), settings.steps)
@@ -194,6 +209,19 @@ def command(
                 print(f"{len(rows)} rows in {out / probe}.json, drawn in {(figures or out) / probe}.png")
     if not is_complete:
         raise ValueError(f"the {minutes:g} minutes are over and some seeds are not done; run the same command again")
+
+
+def two_numbers(option: str, text: str) -> tuple[float, float] | None:
+    """`0.05,0.6` as two numbers; None where nothing is given."""
+    if not text:
+        return None
+    try:
+        first, second = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"{option} {text!r} is not two numbers; give them with a comma between, such as 0.5,0.1"
+        ) from None
+    return first, second
 
 
 def require_steps(num_seeds: int, steps: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffprune.backbones.deit import Encoded
 from diffprune.ops import hard_mask, soft_topk, vp_noise
-from diffprune.probes.bench import TAU, Bench, run_throttled
+from diffprune.probes.bench import Bench, run_throttled
 from diffprune.probes.coherence import dropping
 from diffprune.probes.figures import ORDER, backbones_of, budget_axis, figure, label
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
@@ -32,13 +32,14 @@ PANELS = 4  # in each row of the figure: below, one per backbone and one for the
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     """Both operators at every budget."""
     method = bench.scorer("diffprune", seed)
+    tau = bench.settings.tau.end
     deit, remove_below = bench.cut_open(), bench.recipe_of("diffprune")[1]  # throttled as in training
     for keep in bench.settings.keeps:
         weights: list[Tensor] = []
         noise = torch.Generator(bench.device).manual_seed(seed)
 
         def throttled(encoded: Encoded, k: Tensor, weights=weights, noise=noise) -> Tensor:
-            logits, restricted = run_throttled(deit.logits, method, encoded, k, TAU.end, noise, remove_below)
+            logits, restricted = run_throttled(deit.logits, method, encoded, k, tau, noise, remove_below)
             on_kept = restricted.alpha * hard_mask(restricted.logits, k)
             weights.append(on_kept.sum(-1) / k)
             return logits

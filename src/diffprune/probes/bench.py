@@ -19,7 +19,7 @@ from diffprune.config import OptimConfig, TauConfig, recipe_values
 from diffprune.methods.base import Restricted, TrainablePruner, build_method
 from diffprune.ops import take_tokens
 from diffprune.probes.augment import augment
-from diffprune.probes.data import Photos, draw_photos, find_files, fingerprint, read_photos
+from diffprune.probes.data import Photos, draw_photos, find_files, fingerprint, inside_box, read_photos
 from diffprune.probes.deit import (
     RECORD,
     Classifier,
@@ -40,7 +40,8 @@ Reader = Callable[[Tensor, Tensor], Tensor]  # class logits from the prefix and 
 LEARNED = ("diffprune", "gumbel_ste")
 PLAIN = "diffprune_plain"  # DiffPrune without the bridge, which is the paper's, where the trained one has it
 SEEDS = (42, 123, 456, 789, 1000)  # the paper's
-TAU = TauConfig(start=2.0, end=0.1, anneal_steps=0.8)
+SCORER_OPTIM = OptimConfig(lr=5e-4)
+TAUGHT = "taught"  # a scorer shown the boxes: what can be had from where scorers look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class Settings:
     """How much a run does.
 
     Args:
-        steps: Of a scorer's training; `batch` pictures each, every step with a budget of its own between `train_keep`.
+        steps: Of a scorer's training; `batch` pictures each, every step with a budget of its own between `train_keep`,
+            at temperatures that fall from the first of `temperatures` to the second.
             Where `batch` equals `pictures`, one compiled graph serves training and comparison.
         moments: Shares of that training at which gradients are compared.
         keep: Budget at which gradients and losses are looked at.
@@ -74,6 +76,7 @@ class Settings:
     batch: int = 64
     moments: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     train_keep: tuple[float, float] = (0.05, 0.6)
+    temperatures: tuple[float, float] = (2.0, 0.1)
     keep: float = 0.25
     keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333, 0.5, 0.7)
     box_keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333)
@@ -100,21 +103,36 @@ class Settings:
             raise ValueError(f"hide {self.hide:g} is no share of the training; give a number from 0 to 1")
         if not 0 < self.min_area <= 1:
             raise ValueError(f"min_area {self.min_area:g} is no share of a picture; give a number above 0, 1 at most")
+        low, high = self.train_keep
+        if not 0 < low <= high <= 1:
+            raise ValueError(
+                f"train_keep {low:g},{high:g} are no two budgets; give two shares above 0, the smaller first"
+            )
+        first, last = self.temperatures
+        if not 0 < last <= first:
+            raise ValueError(f"temperatures {first:g},{last:g} do not fall; give two numbers above 0, the larger first")
 
     def changed(self, **options: Any) -> "Settings":
         """The same with the options that are not None."""
         return replace(self, **{name: value for name, value in options.items() if value is not None})
 
     @property
+    def tau(self) -> TauConfig:
+        """How the temperature of a scorer's training falls."""
+        start, end = self.temperatures
+        return TauConfig(start=start, end=end, anneal_steps=0.8)
+
+    @property
     def recipe(self) -> str:
         """What of it changes a number, in one sentence; the classifier's part is `Bench.recipe`'s."""
         place = f"after block {self.cut}" if self.cut else "before the first block"
         looked = "" if self.look is None else f"; scorers look at what block {self.look} of a whole pass gives"
+        bridge = "with the bridge" if self.bridge else "without the bridge"
         return (
             f"size {self.name}; tokens dropped {place}{looked}; scorers trained for {self.steps} steps of "
             f"{self.batch} pictures, at least {self.min_area:g} of each, with budgets drawn from "
-            f"{self.train_keep[0]} to {self.train_keep[1]}, temperature {TAU.start} to {TAU.end}, {self.noise} noise, "
-            f"DiffPrune {'with the bridge' if self.bridge else 'without the bridge'}"
+            f"{self.train_keep[0]} to {self.train_keep[1]}, temperature {self.temperatures[0]} to "
+            f"{self.temperatures[1]}, {self.noise} noise, DiffPrune {bridge}"
         )
 
 
@@ -418,6 +436,36 @@ class Bench:
         method.load_state_dict(state)
         return method.eval()
 
+    def taught(self, seed: int) -> TrainablePruner | None:
+        """DiffPrune with a scorer that was shown the boxes, in as many steps of as many training pictures.
+
+        None where it was not made before and there are no pictures to make it from.
+        """
+        of, on = self.settings.recipe, self.trained_on
+        make = None if on is None else lambda: self._teach(seed)
+        state = self.remembered(f"scorer {TAUGHT} {seed}", make, of=of, on=on)
+        if state is None:
+            return None
+        method = self._build("diffprune", seed)
+        method.load_state_dict(state)
+        return method.eval()
+
+    @torch.enable_grad()
+    def _teach(self, seed: int) -> dict[str, Tensor]:
+        settings, photos, deit = self.settings, self.train_photos, self.cut_open()
+        method, inside = self._build("diffprune", seed), inside_box(photos.boxes, deit.side).float()
+
+        def loss(step: int, tau: float) -> Float[Tensor, ""]:
+            del tau
+            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + step)
+            rows = torch.randint(len(photos), (settings.batch,), generator=generator, device=self.device)
+            with self.autocast():  # pictures as they are: a crop would move the box
+                logits = method.score(deit.encode(self.classifier.pixel_values(photos.pixels[rows])).looked)
+            return F.binary_cross_entropy_with_logits(logits.float(), inside[rows])
+
+        train(method.scorer.parameters(), loss, steps=settings.steps, optim=SCORER_OPTIM, tau=settings.tau)  # type: ignore[union-attr]
+        return method.state_dict()
+
     @property
     def read(self) -> Reader:
         """Class logits from prefix and tokens; compiled, where there is a GPU, for whole batches of whole pictures.
@@ -438,7 +486,7 @@ class Bench:
     def _train(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
         settings, photos, deit, read = self.settings, self.train_photos, self.cut_open(), self.read
         method, remove_below = self.start(name, seed), self.recipe_of(name)[1]
-        snapshots = [take_snapshot(method, 0.0)]
+        snapshots = [take_snapshot(method, 0.0, settings.tau)]
         later = [moment for moment in settings.moments if moment > 0]
 
         def loss(step: int, tau: float) -> Float[Tensor, ""]:
@@ -456,11 +504,12 @@ class Bench:
         def watch(step: int, value: float) -> None:
             del value
             while later and (step + 1) / settings.steps >= later[0]:
-                snapshots.append(take_snapshot(method, later.pop(0)))
+                snapshots.append(take_snapshot(method, later.pop(0), settings.tau))
 
         begun = time.perf_counter()
-        optim = OptimConfig(lr=5e-4)
-        losses = train(method.parameters(), loss, steps=settings.steps, optim=optim, tau=TAU, on_step=watch)
+        losses = train(
+            method.parameters(), loss, steps=settings.steps, optim=SCORER_OPTIM, tau=settings.tau, on_step=watch
+        )
         last = losses[-max(1, len(losses) // 10) :]
         self.say(
             f"{self.backbone} {name} seed {seed}: throttled loss {losses[0]:.3f} to {sum(last) / len(last):.3f} "
@@ -482,11 +531,14 @@ class Bench:
         return torch.cat(found)
 
 
-def take_snapshot(method: TrainablePruner, moment: float) -> Snapshot:
+def take_snapshot(method: TrainablePruner, moment: float, falling: TauConfig) -> Snapshot:
     """The method's weights, throttler included, and the temperature its training has at this moment."""
     steps = 10_000
     tau = tau_at(
-        round(moment * steps), start=TAU.given_start, end=TAU.end, anneal_steps=resolve_steps(TAU.anneal_steps, steps)
+        round(moment * steps),
+        start=falling.given_start,
+        end=falling.end,
+        anneal_steps=resolve_steps(falling.anneal_steps, steps),
     )
     return Snapshot(moment, tau, {name: value.detach().clone() for name, value in method.state_dict().items()})
 

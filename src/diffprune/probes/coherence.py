@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from diffprune.backbones.deit import Encoded
 from diffprune.methods.base import Pruner, TrainablePruner, build_method
 from diffprune.ops import hard_topk, take_tokens
-from diffprune.probes.bench import LEARNED, PLAIN, TAU, Bench, budget_counts, run_throttled
+from diffprune.probes.bench import LEARNED, PLAIN, Bench, budget_counts, run_throttled
 from diffprune.probes.data import inside_box
 from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
@@ -39,7 +39,8 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     settings = bench.settings
     if settings.bridge:
         for keep in (0.1111, settings.keep, 0.5):
-            yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=TAU.given_start)
+            tau = settings.tau.given_start
+            yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=tau)
     for name in LEARNED:
         method, snapshots = bench.trained(name, seed)
         final = snapshots[-1].state

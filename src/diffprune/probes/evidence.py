@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from diffprune.probes import scaling
-from diffprune.probes.bench import LEARNED, PLAIN, TAU
+from diffprune.probes.bench import LEARNED, PLAIN, TAUGHT
 from diffprune.probes.figures import ORDER, backbones_of, label
 from diffprune.probes.run import BACKBONES_FILE
 from diffprune.probes.store import Row
@@ -72,45 +72,65 @@ def _backbones(rows: Sequence[Row]) -> str:
 def _coherence(rows: Sequence[Row]) -> str:
     cosines = [row for row in rows if "moment" in row]
     main = max({row["keep"] for row in cosines}, key=[row["keep"] for row in cosines].count)
-    table, ratios = [], {}
-    for backbone in backbones_of(rows):
-        chosen = [row for row in cosines if row["backbone"] == backbone and row["keep"] == main]
-        plain = any(row["method"] == PLAIN for row in chosen)  # the paper's has no bridge
-        for row in chosen:
-            if row["method"] in ("diffprune", PLAIN):
-                other = next(
-                    (
-                        item
-                        for item in cosines
-                        if item["method"] == "gumbel_ste"
-                        and all(item[name] == row[name] for name in ("backbone", "keep", "moment"))
-                    ),
-                    None,
-                )
-                ratio = row.get("ratio")
-                table.append(
-                    {
-                        "backbone": label(backbone),
-                        "training": f"{row['moment']:.0%}{', no bridge' if row['method'] == PLAIN else ''}",
-                        "DiffPrune": row["cosine"],
-                        "Gumbel-STE": None if other is None else other["cosine"],
-                        "ratio": ratio,
-                        "ratio at least": row.get("ratio_at_least"),
-                        "seeds": row.get("n_seeds"),
-                    }
-                )
-                if row["moment"] == 0 and (row["method"] == PLAIN) == plain:
-                    ratios[backbone] = ratio
-    known = [ratio for ratio in ratios.values() if ratio is not None]
-    is_growing = len(known) == len(ratios) and known == sorted(known)
-    agrees = len(known) == len(ratios) and all(4.4 <= ratio <= 28.4 for ratio in known) and is_growing
-    said = ", ".join(
-        f"{label(name)} {'none, as the denominator may be 0' if ratio is None else f'{ratio:.1f}'}"
-        for name, ratio in ratios.items()
+    theirs = {_moment(row): row["cosine"] for row in cosines if row["method"] == "gumbel_ste"}
+    table = [
+        {
+            "backbone": label(row["backbone"]),
+            "training": f"{row['moment']:.0%}{', no bridge' if row['method'] == PLAIN else ''}",
+            "DiffPrune": row["cosine"],
+            "Gumbel-STE": theirs.get(_moment(row)),
+            "ratio": row.get("ratio"),
+            "ratio at least": row.get("ratio_at_least"),
+            "seeds": row.get("n_seeds"),
+        }
+        for backbone in backbones_of(rows)
+        for row in cosines
+        if row["backbone"] == backbone and row["keep"] == main and row["method"] != "gumbel_ste"
+    ]
+    return f"{_starts(cosines)}\n\nAlong training, {100 * main:g} % kept:\n\n{markdown_table(table)}\n{_accuracy(rows)}"
+
+
+def _moment(row: Row) -> tuple[str, float, float]:
+    return row["backbone"], row["keep"], row["moment"]
+
+
+def _starts(cosines: Sequence[Row]) -> str:
+    """Ratios at the start by backbone and budget, of DiffPrune as the paper has it, and whether they agree with its."""
+    ours = PLAIN if any(row["method"] == PLAIN for row in cosines) else "diffprune"  # the paper's has no bridge
+    starts = [row for row in cosines if row["method"] == ours and row["moment"] == 0]
+    keeps = sorted({row["keep"] for row in starts})
+    said = "; ".join(
+        f"{100 * keep:g} % kept: "
+        + ", ".join(
+            f"{label(row['backbone'])} {_ratio(row)}"
+            for name in backbones_of(starts)
+            for row in starts
+            if (row["backbone"], row["keep"]) == (name, keep)
+        )
+        for keep in keeps
     )
-    verdict = "This agrees with the paper." if agrees else "This does not agree with the paper's 4.4 to 28.4, growing."
-    recipe = " without the bridge, as in the paper" if any(row["method"] == PLAIN for row in cosines) else ""
-    return f"Ratio of cosines at the start{recipe}: {said}. {verdict}\n\n{markdown_table(table)}\n{_accuracy(rows)}"
+    verdict = "This agrees with the paper's." if _agrees(starts, keeps) else "This does not show the paper's growth."
+    recipe = " without the bridge, as in the paper" if ours == PLAIN else ""
+    return (
+        f'Ratio of cosines at the start{recipe} (the paper\'s: 4.4 to 28.4, growing with size; "at least" where '
+        f"Gumbel-STE's may be 0, which then counts at its most). {said}. {verdict}"
+    )
+
+
+def _agrees(starts: Sequence[Row], keeps: Sequence[float]) -> bool:
+    """Whether some budget has a ratio for every backbone, all within the paper's range and growing with size."""
+    for keep in keeps:
+        by_size = [row for name in backbones_of(starts) for row in starts if _moment(row)[:2] == (name, keep)]
+        ratios = [row["ratio"] for row in by_size if "ratio" in row]
+        if len(ratios) == len(by_size) > 1 and ratios == sorted(ratios) and ratios[0] >= 4.4 and ratios[-1] <= 28.4:
+            return True
+    return False
+
+
+def _ratio(row: Row) -> str:
+    if "ratio" in row:
+        return f"{row['ratio']:.1f}"
+    return f"at least {row['ratio_at_least']:.1f}" if "ratio_at_least" in row else "none"
 
 
 def _accuracy(rows: Sequence[Row]) -> str:
@@ -129,7 +149,8 @@ def _accuracy(rows: Sequence[Row]) -> str:
 
 
 def _landscape(rows: Sequence[Row]) -> str:
-    starts = [row for row in rows if row["tau"] == TAU.given_start and "ratio" in row]
+    start = max(row["tau"] for row in rows)
+    starts = [row for row in rows if row["tau"] == start and "ratio" in row]
     ours = PLAIN if any(row["method"] == PLAIN for row in starts) else "diffprune"  # the paper's has no bridge
     ratios = {row["backbone"]: row["ratio"] for row in starts if row["method"] == ours}
     said = ", ".join(f"{label(name)} {ratios[name]:.1f}" for name in backbones_of(rows) if name in ratios)
@@ -183,7 +204,7 @@ def _relevance(rows: Sequence[Row]) -> str:
         for keep in BUDGETS:
             chosen = [row for row in rows if row["backbone"] == backbone and row["keep"] == keep]
             ours = next((row for row in chosen if row["method"] == "diffprune"), None)
-            others = [row for row in chosen if row["method"] not in LEARNED]
+            others = [row for row in chosen if row["method"] not in (*LEARNED, TAUGHT)]
             if ours is None or not others:
                 continue
             best = min(others, key=lambda row: row["lead"])
@@ -195,10 +216,12 @@ def _relevance(rows: Sequence[Row]) -> str:
                 f"with its whole interval, and {abs(centre['lead']):.1f} points {side} the centre square."
             )
             table += [ours, centre] if best is centre else [ours, centre, best]
+            table += [row for row in chosen if row["method"] == TAUGHT]
     columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95", "n_seeds"]
     return (
         "\n".join(sentences)
-        + "\n\nDiffPrune, the centre square and the nearest of the others:\n\n"
+        + "\n\nDiffPrune, the centre square, the nearest of the others, and a scorer shown the boxes if there is one:"
+        + "\n\n"
         + markdown_table(table, columns)
     )
 

@@ -13,6 +13,7 @@ LABELS = {
     "box": "random in the box",
     "full": "all tokens",
     "centre": "centre square",
+    "taught": "shown the boxes",
     "deit-tiny": "DeiT-Tiny",
     "deit-small": "DeiT-Small",
     "deit-base": "DeiT-Base",
@@ -24,6 +25,7 @@ COLOURS = {
     "random": "#8a8a8a",
     "full": "#222222",
     "centre": "#2e8b57",
+    "taught": "#b7950b",
     "box": "#8e7cc3",
 }
 ORDER = ("deit-tiny", "deit-small", "deit-base")

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffprune.probes.bench import LEARNED, PLAIN, TAU, Bench, budget_counts, run_throttled
+from diffprune.probes.bench import LEARNED, PLAIN, Bench, budget_counts, run_throttled
 from diffprune.probes.figures import COLOURS, ORDER, backbones_of, figure, label
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
 
@@ -25,7 +25,6 @@ NOTE = (
     "and batch; ratio: Gumbel-STE's over DiffPrune's at that temperature, mean over seeds; diffprune_plain: without "
     "the bridge, as the paper's"
 )
-LATER_TAUS = (TAU.end,)  # Gumbel-STE executes the same hard choice at every temperature
 
 
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
@@ -53,10 +52,11 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
                 logits, _ = run_throttled(deit.logits, method, encoded, k, tau, noise)
             return F.cross_entropy(logits, photos.labels[rows])
 
-        for tau in (TAU.given_start, *(LATER_TAUS if name != "gumbel_ste" else ())):
+        # Gumbel-STE executes the same hard choice at every temperature.
+        for tau in dict.fromkeys(settings.temperatures[:1] if name == "gumbel_ste" else settings.temperatures):
             line = walk(weights, start, [first], settings.line, lambda tau=tau: loss(tau))
             values = {"variation": stepwise_variation(line), "line": line.tolist()}
-            if seed == bench.seeds[0] and tau == TAU.given_start and name in (names[0], "gumbel_ste"):
+            if seed == bench.seeds[0] and tau == settings.temperatures[0] and name in (names[0], "gumbel_ste"):
                 values["slice"] = walk(
                     weights, start, [first, second], settings.slice, lambda tau=tau: loss(tau)
                 ).tolist()
@@ -141,7 +141,8 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Both slices of the largest backbone, and both lines."""
     backbone = backbones_of(rows)[-1]
-    chosen = {row["method"]: row for row in rows if row["backbone"] == backbone and row["tau"] == TAU.given_start}
+    start = max(row["tau"] for row in rows)
+    chosen = {row["method"]: row for row in rows if row["backbone"] == backbone and row["tau"] == start}
     ours = PLAIN if PLAIN in chosen else "diffprune"
     # A seed with a slice, where there is one.
     seeds = sorted(chosen[ours][SEEDS], key=lambda seed: "slice" not in chosen[ours][SEEDS][seed]["curves"])

@@ -7,7 +7,7 @@ tokens.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diffprune.backbones.deit import DeiT
 from diffprune.methods.base import LayerPruner, Pruner, build_method
-from diffprune.probes.bench import LEARNED, Bench, budget_counts
+from diffprune.probes.bench import LEARNED, TAUGHT, Bench, budget_counts
 from diffprune.probes.data import Photos, inside_box
 from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval
@@ -30,7 +30,8 @@ KEY = ("backbone", "method", "keep")
 NOTE = (
     "inside: percent of kept tokens whose centre lies in the object's box, pictures whose box covers less than 40 %; "
     "lift: that over the percent of all tokens; lead: DiffPrune's inside minus this method's in points, by picture; "
-    "methods without training at the block (cut) where they do best on these very pictures"
+    "methods without training at the block (cut) where they do best on these very pictures; taught: DiffPrune's "
+    "scorer shown the boxes of the training pictures"
 )
 LARGEST_BOX = 0.4
 PROVIDED = frozenset({*DeiT.provides, "projected"})
@@ -66,7 +67,7 @@ def small_boxes(photos: Photos, side: int) -> Photos:
 
 @torch.no_grad()
 def shares_inside(
-    bench: Bench, photos: Photos, methods: dict[str, Pruner], cut: int
+    bench: Bench, photos: Photos, methods: Mapping[str, Pruner], cut: int
 ) -> dict[tuple[str, float], Float[Tensor, " M"]]:
     """Percent of each picture's kept tokens that lie in its box, by method and budget."""
     needs = frozenset().union(*(method.needs for method in methods.values()))
@@ -85,16 +86,22 @@ def shares_inside(
 
 
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
-    """DiffPrune and Gumbel-STE of this seed, and DiffPrune's lead over every method without training, at every cut."""
+    """DiffPrune and Gumbel-STE of this seed, and DiffPrune's lead over every method without training, at every cut.
+
+    A scorer of the same kind that was shown the boxes says what could be had from where scorers look.
+    """
     photos = small_boxes(bench.photos, bench.cut_open().side)
     chance = 100 * inside_box(photos.boxes, bench.cut_open().side).double().mean(-1)
     own_cut = bench.cut_open().cut
-    learned = shares_inside(bench, photos, {name: bench.scorer(name, seed) for name in LEARNED}, own_cut)
+    scorers = {name: bench.scorer(name, seed) for name in LEARNED}
+    if (taught := bench.taught(seed)) is not None:
+        scorers[TAUGHT] = taught
+    learned = shares_inside(bench, photos, scorers, own_cut)
     cuts = dict.fromkeys((own_cut, *(bench.cut_open(later).cut for later in bench.settings.later_cuts)))
     found = {own_cut: learned | _untrained(bench, photos, own_cut, BLIND)}
     for cut in cuts:
         found.setdefault(cut, {}).update(_untrained(bench, photos, cut, untrained_methods() - BLIND))
-    for name in (*LEARNED, *sorted(untrained_methods())):
+    for name in (*scorers, *sorted(untrained_methods())):
         for keep in bench.settings.box_keeps:
             ours = learned["diffprune", keep]
             values = {
