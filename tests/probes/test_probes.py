@@ -251,6 +251,7 @@ def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(
         assert "lead" not in ours
         assert centre["lead"] == pytest.approx(ours["inside"] - centre["inside"], abs=1e-3)
         assert ours["lift"] == pytest.approx(ours["inside"] / ours["chance"], abs=1e-3)
+        assert {"asked_first", "asked_last"} <= ours.keys() and "asked_first" not in centre
         assert set(rows["cls_attention", keep][SEEDS]["42"]["cuts"]) == {"1", "3"}
         assert set(centre[SEEDS]["42"]["cuts"]) == {"1"}
 
@@ -302,6 +303,15 @@ def test_a_scorer_shown_the_boxes_finds_them(bench: Bench) -> None:
     inside = relevance.shares_inside(longer, photos, {"before": before, "after": after}, longer.cut_open().cut)
     chance = 100 * float(inside_box(photos.boxes, 8).double().mean())
     assert float(inside["after", 0.1111].mean()) > max(2 * chance, float(inside["before", 0.1111].mean()) + 5)
+
+
+def test_the_throttled_loss_asks_for_the_box_and_for_nothing_where_there_is_nothing_to_find(bench: Bench) -> None:
+    """In drawn pictures a block of colour is the class; where boxes lie elsewhere, nobody asks for them."""
+    photos, method = relevance.small_boxes(bench.train_photos, 8), bench.start("diffprune", 42)
+    wanted = relevance.asked(bench, method, photos, 42, keep=0.25, tau=0.5)
+    elsewhere = replace(photos, boxes=photos.boxes.roll(1, 0))
+    assert wanted * len(photos) ** 0.5 > 4
+    assert abs(relevance.asked(bench, method, elsewhere, 42, keep=0.25, tau=0.5)) < wanted / 2
 
 
 def test_without_pictures_to_train_on_nothing_is_taught(bench: Bench) -> None:

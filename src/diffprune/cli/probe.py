@@ -78,7 +78,8 @@ def command(
         ),
     ] = None,
     min_area: Annotated[
-        float | None, typer.Option(help="Least share of a picture that a crop leaves in a scorer's training.")
+        float | None,
+        typer.Option(help="Least share of a picture that a crop leaves in a scorer's training; 0.8 where left out."),
     ] = None,
     train_keep: Annotated[
         str, typer.Option(help="Budgets of a scorer's training, as two shares; 0.05,0.6 where left out.")

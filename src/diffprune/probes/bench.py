@@ -82,7 +82,7 @@ class Settings:
     box_keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333)
     cut: int = 0
     look: int | None = None
-    min_area: float = 0.35
+    min_area: float = 0.8
     later_cuts: tuple[int, ...] = (6, 9, 12)
     batches: int = 32
     pictures: int = 64

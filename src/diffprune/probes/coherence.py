@@ -18,7 +18,7 @@ from diffprune.methods.base import Pruner, TrainablePruner, build_method
 from diffprune.ops import hard_topk, take_tokens
 from diffprune.probes.bench import LEARNED, PLAIN, Bench, budget_counts, run_throttled
 from diffprune.probes.data import inside_box
-from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
+from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label, legend_below
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
 
 NAME = "coherence"
@@ -171,6 +171,9 @@ def _place(row: Row) -> tuple[str, float, float]:
     return row["backbone"], row["keep"], row.get("moment", -1.0)
 
 
+STYLES = ("-", "--", ":")  # of the backbones
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Cosines at the start by backbone, cosines along training, and accuracy on the smallest and largest backbone."""
     names = backbones_of(rows)
@@ -178,7 +181,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     main = max({row["keep"] for row in cosines}, key=[row["keep"] for row in cosines].count)  # along all moments
     shown = [row for row in cosines if row["keep"] == main]
     ends = [names[0], names[-1]] if len(names) > 1 else names
-    with figure(path, 2 + len(ends)) as (left, along, *right):
+    with figure(path, 2 + len(ends), height=2.7) as (left, along, *right):
         bars = [name for name in (PLAIN, *LEARNED) if any(row["method"] == name for row in shown)]
         for place, name in enumerate(bars):
             width = 0.72 / len(bars)
@@ -197,29 +200,27 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                     (row for row in shown if row["method"] == name and row["backbone"] == backbone),
                     key=lambda row: row["moment"],
                 )
-                style = ("-", "--", ":")[index]
                 along.plot(
                     [100 * row["moment"] for row in line],
                     [row["cosine"] for row in line],
-                    style,
+                    STYLES[index],
                     color=COLOURS[name],
                     marker="o",
-                    label=f"{label(name)}, {label(backbone)}",
                 )
         left.set_xticks(range(len(names)), [label(name) for name in names], rotation=20)
         left.axhline(0, color="black", linewidth=0.6)
         left.set_ylabel("cosine between batches")
         left.set_title("at the start")
-        left.legend()
         along.axhline(0, color="black", linewidth=0.6)
         along.set_xlabel("training (%)")
         along.set_title("along training")
-        along.legend(fontsize=5)
+        for index, backbone in enumerate(names):  # colours are methods' everywhere; here lines are backbones'
+            along.plot([], [], STYLES[index], color="black", label=label(backbone))
         for axes, backbone in zip(right, ends, strict=True):
             _draw_accuracy(axes, [row for row in rows if row["backbone"] == backbone and "top1" in row])
             axes.set_title(label(backbone))
         right[0].set_ylabel("top-1 (%)")
-        right[-1].legend()
+        legend_below([left, right[-1], along])
 
 
 def _draw_accuracy(axes, rows: Sequence[Row]) -> None:

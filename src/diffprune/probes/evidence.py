@@ -218,6 +218,7 @@ def _relevance(rows: Sequence[Row]) -> str:
             table += [ours, centre] if best is centre else [ours, centre, best]
             table += [row for row in chosen if row["method"] == TAUGHT]
     columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95", "n_seeds"]
+    columns += [name for name in ("asked_first", "asked_last") if any(name in row for row in table)]
     return (
         "\n".join(sentences)
         + "\n\nDiffPrune, the centre square, the nearest of the others, and a scorer shown the boxes if there is one:"

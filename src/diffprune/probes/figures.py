@@ -56,6 +56,12 @@ def figure(path: Path, panels: int, *, height: float = 2.3, rows: int = 1):
         sheet.savefig(path, dpi=200)
 
 
+def legend_below(axes: Sequence[Any], *, columns: int = 5) -> None:
+    """One legend for several axes, below them all; what they share is told once."""
+    entries = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
+    axes[0].figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
+
+
 def label(name: str) -> str:
     return LABELS.get(name, name)
 

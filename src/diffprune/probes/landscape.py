@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffprune.probes.bench import LEARNED, PLAIN, Bench, budget_counts, run_throttled
-from diffprune.probes.figures import COLOURS, ORDER, backbones_of, figure, label
+from diffprune.probes.figures import COLOURS, ORDER, backbones_of, figure, label, legend_below
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
 
 NAME = "landscape"
@@ -155,14 +155,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 across = list(zip(*first[name]["slice"], strict=True))  # direction 1 to the right
                 shown = panel.imshow(across, extent=(-1, 1, -1, 1), origin="lower", vmin=min(levels), vmax=max(levels))
                 panel.figure.colorbar(shown, ax=panel, shrink=0.8, label="loss")
-            panel.set_title(f"{label(name)}, {label(backbone)}")
+            panel.set_title(label(name))
             panel.set_xlabel("direction 1")
             line = first[name]["line"]
             places = [2 * index / (len(line) - 1) - 1 for index in range(len(line))]
             axes[2].plot(places, line, color=COLOURS[name], linewidth=0.9, label=label(name))
         axes[0].set_ylabel("direction 2")
         ratio = chosen[ours].get("ratio")
-        axes[2].set_title("one direction" if ratio is None else f"variation ratio {ratio:.1f}")
+        axes[2].set_title(label(backbone) if ratio is None else f"{label(backbone)}, ratio {ratio:.1f}")
         axes[2].set_xlabel("distance")
         axes[2].set_ylabel("loss")
-        axes[2].legend()
+        legend_below([axes[2]])

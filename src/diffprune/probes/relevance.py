@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from diffprune.backbones.deit import DeiT
-from diffprune.methods.base import LayerPruner, Pruner, build_method
+from diffprune.methods.base import LayerPruner, Pruner, TrainablePruner, build_method
 from diffprune.probes.bench import LEARNED, TAUGHT, Bench, budget_counts
 from diffprune.probes.data import Photos, inside_box
 from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval
 from diffprune.registry import METHODS
+from diffprune.train.agreement import scorer_told
 
 NAME = "relevance"
 KEY = ("backbone", "method", "keep")
@@ -31,9 +33,12 @@ NOTE = (
     "inside: percent of kept tokens whose centre lies in the object's box, pictures whose box covers less than 40 %; "
     "lift: that over the percent of all tokens; lead: DiffPrune's inside minus this method's in points, by picture; "
     "methods without training at the block (cut) where they do best on these very pictures; taught: DiffPrune's "
-    "scorer shown the boxes of the training pictures"
+    "scorer shown the boxes of the training pictures; asked_first, asked_last: how much more the gradient of the "
+    "throttled loss at random logits asks for a token of the box than for one outside it, in deviations over pictures, "
+    "at the first and the last temperature of training"
 )
 LARGEST_BOX = 0.4
+ASKED = 640  # pictures whose gradients are looked at
 PROVIDED = frozenset({*DeiT.provides, "projected"})
 BLIND = frozenset({"random", "uniform_grid", "centre", "average_pool"})  # the same at every cut
 
@@ -109,7 +114,38 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
                 for cut, inside in found.items()
                 if (name, keep) in inside
             }
-            yield Cell({"backbone": bench.backbone, "method": name, "keep": keep}, seed, {"cuts": values})
+            found_here: dict[str, Any] = {"cuts": values}
+            if name == "diffprune":
+                tau = bench.settings.tau
+                for moment, at in (("asked_first", tau.given_start), ("asked_last", tau.end)):
+                    found_here[moment] = asked(bench, scorers[name], photos, seed, keep=keep, tau=at)
+            yield Cell({"backbone": bench.backbone, "method": name, "keep": keep}, seed, found_here)
+
+
+def asked(bench: Bench, method: TrainablePruner, photos: Photos, seed: int, *, keep: float, tau: float) -> float:
+    """How much more the throttled loss asks for a token of the box than for one outside it, at logits of noise.
+
+    It asks for a token where its gradient by that token's logit is negative. Of each picture: the mean over the tokens
+    in the box minus that over the others. Of all: the mean in deviations, 0 where the loss does not care; times the
+    root of the number of pictures it is a t-value.
+    """
+    deit, batch = bench.cut_open(), bench.settings.batch
+    generator = torch.Generator(bench.device).manual_seed(seed)
+    found = []
+    for rows in torch.arange(min(len(photos), ASKED), device=photos.labels.device).split(batch):
+        inside = inside_box(photos.boxes[rows], deit.side).float()
+        with torch.enable_grad(), bench.autocast():
+            encoded = deit.encode(bench.classifier.pixel_values(photos.pixels[rows]))
+            noise = torch.randn(inside.shape, generator=generator, device=bench.device).requires_grad_()
+            with scorer_told(method, noise):
+                restricted = method.restrict(encoded.tokens, budget_counts(encoded, keep), tau=tau, generator=generator)
+            logits = deit.logits(encoded.prefix, restricted.x)
+        loss = F.cross_entropy(logits.float(), photos.labels[rows], reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, noise)
+        outside = 1 - inside
+        found.append((gradient * outside).sum(-1) / outside.sum(-1) - (gradient * inside).sum(-1) / inside.sum(-1))
+    differences = torch.cat(found)
+    return float(differences.mean() / differences.std().clamp(min=1e-12))
 
 
 def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) -> dict[tuple[str, float], Tensor]:
@@ -187,10 +223,16 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             "lift": fmean(lifts),
             "ci95": interval(lifts, collect(chosen, "lift_error")),
         }
+        for moment in ("asked_first", "asked_last"):
+            if values := collect(row, moment):
+                summary[moment] = fmean(values)
         if leads := collect(chosen, "lead"):
             summary |= {"lead": fmean(leads), "lead_ci95": interval(leads, collect(chosen, "lead_error"))}
         done.append({**row, **summary})
     return done
+
+
+OTHERS = (":", "--", "-.")  # lines of methods that have no colour of their own
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -200,14 +242,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for panel, backbone in zip(axes, names, strict=False):
             chosen = [row for row in rows if row["backbone"] == backbone]
             methods = sorted({row["method"] for row in chosen}, key=lambda name: (name not in COLOURS, name))
-            for name in methods:
+            for place, name in enumerate(methods):
                 line = sorted((row for row in chosen if row["method"] == name), key=lambda row: row["keep"])
                 keeps = [row["keep"] for row in line]
                 known = name in COLOURS
                 panel.plot(
                     keeps,
                     [row["lift"] for row in line],
-                    "-" if known else ":",
+                    "-" if known else OTHERS[place // 5 % len(OTHERS)],  # there are more methods than colours
                     color=COLOURS.get(name),
                     linewidth=1.6 if known else 0.9,
                     label=label(name),
