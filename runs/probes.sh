@@ -17,7 +17,7 @@
 # from sharing the GPU at the same time. The exit code is 0 only if every backbone is complete.
 set -euo pipefail
 
-seeds=${SEEDS:-}
+read -ra seeds <<<"${SEEDS:-}"
 backbones=$1 minutes=$2 data=$3 out=$4
 shift 4
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -55,16 +55,17 @@ probe() { # backbone, log's name, minutes, further options
 for backbone in $backbones; do
     classifier=(--save-weights "$weights/$backbone")
     [ ! -f "$weights/$backbone/training.json" ] || classifier=(--weights "$weights/$backbone")
-    probe "$backbone" "$backbone" "$minutes" "${classifier[@]}" ${seeds:+--seeds "${seeds%% *}"} "$@"
+    probe "$backbone" "$backbone" "$minutes" "${classifier[@]}" ${seeds:+--seeds "${seeds[0]}"} "$@"
 done
-if [ "$seeds" != "${seeds#* }" ]; then # the first seed's process trains the classifier, the others wait for it
+missing=
+if [ ${#seeds[@]} -gt 1 ]; then # the first seed's process trains the classifier, the others wait for it
     waiting=$backbones
     while [ -n "$waiting" ]; do
         sleep 1
         still=
         for backbone in $waiting; do
             if [ -f "$weights/$backbone/training.json" ]; then
-                for seed in ${seeds#* }; do
+                for seed in "${seeds[@]:1}"; do
                     left=$("$python" -c "print($minutes - $SECONDS / 60)")
                     probe "$backbone" "$backbone-$seed" "$left" --weights "$weights/$backbone" --seeds "$seed" "$@"
                 done
@@ -75,9 +76,16 @@ if [ "$seeds" != "${seeds#* }" ]; then # the first seed's process trains the cla
         waiting=$still
         jobs -r -p | grep -q . || break # none is left that could train one
     done
+    missing=$waiting
 fi
 failed=0
 for process in "${running[@]}"; do wait "$process" || failed=1; done
 running=()
-for backbone in $backbones; do grep -ahE "^($backbone|diffprune:)" "$out/$backbone"*.log | tail -n 25 || true; done
+for backbone in $backbones; do
+    for log in "$out/$backbone"*.log; do grep -aE "^($backbone|diffprune:)" "$log" | tail -n 25 || true; done
+done
+for backbone in $missing; do
+    echo "$backbone: no classifier was trained, so seeds ${seeds[*]:1} were not run; begin SEEDS with one that is not done" >&2
+    failed=1
+done
 exit $failed

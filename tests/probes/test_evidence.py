@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from diffprune.probes import alignment, coherence, evidence, landscape, relevance
+from diffprune.probes.figures import ORDER
 from diffprune.probes.store import Store
 from diffprune.results import write_results
 
@@ -64,15 +65,29 @@ def start(backbone: str, keep: float, **ratio: float) -> dict:
     return {"backbone": backbone, "method": "diffprune_plain", "keep": keep, "moment": 0.0, "cosine": 0.5, **ratio}
 
 
-def test_ratios_of_gradients_are_told_by_budget_and_held_against_the_papers() -> None:
-    growing = [start("deit-tiny", 0.25, ratio=4.5, ratio_at_least=3.0), start("deit-base", 0.25, ratio=20.0)]
-    said = evidence._starts([*growing, start("deit-tiny", 0.5, ratio_at_least=1.25), start("deit-base", 0.5)])
-    assert "25 % kept: DeiT-Tiny 4.5, DeiT-Base 20.0; 50 % kept: DeiT-Tiny at least 1.2, DeiT-Base none." in said
-    assert said.endswith("This agrees with the paper's.")
-    for other in (
-        [start("deit-tiny", 0.25, ratio=20.0), start("deit-base", 0.25, ratio=4.5)],  # shrinking
-        [start("deit-tiny", 0.25, ratio=3.0), start("deit-base", 0.25, ratio=20.0)],  # out of its range
-        [start("deit-tiny", 0.25, ratio=4.5), start("deit-base", 0.25, ratio_at_least=9.0)],  # not known
-        [start("deit-tiny", 0.25, ratio=4.5)],  # one size cannot grow
-    ):
-        assert evidence._starts(other).endswith("This does not show the paper's growth.")
+def starts(keep: float, *ratios: float | None) -> list[dict]:
+    """Rows of Tiny, Small and Base; None where a ratio cannot be given."""
+    return [
+        start(name, keep, **({"ratio_at_least": 9.0} if ratio is None else {"ratio": ratio}))
+        for name, ratio in zip(ORDER, ratios, strict=False)
+    ]
+
+
+def test_ratios_of_gradients_are_told_by_budget() -> None:
+    said = evidence._starts([*starts(0.25, 4.5, 6.0, 20.0), start("deit-tiny", 0.5, ratio_at_least=1.25)])
+    assert "25 % kept: DeiT-Tiny 4.5, DeiT-Small 6.0, DeiT-Base 20.0; 50 % kept: DeiT-Tiny at least 1.2." in said
+    assert "none" in evidence._starts([start("deit-tiny", 0.25)])
+
+
+@pytest.mark.parametrize(
+    "rows, words",
+    [
+        ([*starts(0.25, 4.5, 6.0, 20.0), *starts(0.5, 20.0, 6.0, 4.5)], "With 25 % kept this agrees"),
+        (starts(0.25, 20.0, 6.0, 4.5), "does not agree"),  # shrinking
+        (starts(0.25, 3.0, 6.0, 20.0), "does not agree"),  # out of the paper's range
+        (starts(0.25, 4.5, 6.0, None), "is not known"),
+        (starts(0.25, 4.5, 6.0), "is not known"),  # without the largest
+    ],
+)
+def test_ratios_of_gradients_are_held_against_the_papers(rows: list[dict], words: str) -> None:
+    assert words in evidence._starts(rows)

@@ -423,8 +423,9 @@ def test_a_scorer_that_looks_late_trains_and_every_probe_takes_it(bench: Bench) 
         (lambda bench: bench.settings.changed(min_area=0.0), "min_area 0 is no share of a picture"),
         (lambda bench: bench.settings.changed(train_keep=(0.6, 0.3)), "train_keep 0.6,0.3 are no two budgets"),
         (lambda bench: bench.settings.changed(train_keep=(0.5, 1.5)), "train_keep 0.5,1.5 are no two budgets"),
-        (lambda bench: bench.settings.changed(temperatures=(0.1, 2.0)), "temperatures 0.1,2 do not fall"),
-        (lambda bench: bench.settings.changed(temperatures=(2.0, 0.0)), "temperatures 2,0 do not fall"),
+        (lambda bench: bench.settings.changed(temperatures=(0.1, 2.0)), "temperatures 0.1,2 are not known"),
+        (lambda bench: bench.settings.changed(temperatures=(math.inf, 1.0)), "temperatures inf,1 are not known"),
+        (lambda bench: bench.settings.changed(temperatures=(2.0, 0.0)), "temperatures 2,0 are not known"),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(bench: Bench, change, words: str) -> None:

@@ -97,12 +97,13 @@ def test_scorers_of_one_run_serve_pictures_of_another(bench: Bench, tmp_path: Pa
     first._kept |= {key: value for key, value in bench._kept.items() if not key.startswith("trained ")}
     for name in LEARNED:
         first.trained(name, 42)
+    assert first.taught(42) is not None
     write_photos(tmp_path / "holdout/x.parquet", 12, seed=9)
     asked = ("--data", tmp_path / "holdout", "--weights", tmp_path / "deit", "--out", tmp_path, "--seeds", 42)
     for name in ("relevance", "alignment"):
         code, _, err = probe(name, *asked)
         assert code == 0 and "throttled loss" not in err, err  # nothing is trained: there is nothing to train on
-    assert {row["method"] for row in read_results(tmp_path / "relevance.json").rows} >= {*LEARNED, "centre"}
+    assert {row["method"] for row in read_results(tmp_path / "relevance.json").rows} >= {*LEARNED, "taught", "centre"}
 
 
 def test_pictures_of_classes_that_the_classifier_does_not_know_are_refused(bench: Bench, tmp_path: Path, probe) -> None:
@@ -138,10 +139,13 @@ def test_a_place_beyond_the_last_block_is_refused(probe, tmp_path: Path, option:
 @pytest.mark.parametrize(
     "given, words",
     [
-        (("--train-keep", "0.5"), "--train-keep '0.5' is not two numbers"),
+        (
+            ("--train-keep", "0.5"),
+            "--train-keep '0.5' is not two numbers; give them with a comma between, such as 0.05,0.6",
+        ),
         (("--train-keep", "0.8,0.4"), "train_keep 0.8,0.4 are no two budgets"),
         (("--temperatures", "warm,cold"), "--temperatures 'warm,cold' is not two numbers"),
-        (("--temperatures", "0.1,2"), "temperatures 0.1,2 do not fall"),
+        (("--temperatures", "0.1,2"), "temperatures 0.1,2 are not known"),
     ],
 )
 def test_two_numbers_that_are_not_are_one_sentence(probe, tmp_path: Path, given: tuple[str, str], words: str) -> None:

@@ -161,8 +161,8 @@ def command(
         cut=cut,
         look=look,
         min_area=min_area,
-        train_keep=two_numbers("--train-keep", train_keep),
-        temperatures=two_numbers("--temperatures", temperatures),
+        train_keep=two_numbers("--train-keep", train_keep, SIZES[size].train_keep),
+        temperatures=two_numbers("--temperatures", temperatures, SIZES[size].temperatures),
         noise=noise,
         hide=hide,
         bridge=bridge,
@@ -212,7 +212,7 @@ def command(
         raise ValueError(f"the {minutes:g} minutes are over and some seeds are not done; run the same command again")
 
 
-def two_numbers(option: str, text: str) -> tuple[float, float] | None:
+def two_numbers(option: str, text: str, usual: tuple[float, float]) -> tuple[float, float] | None:
     """`0.05,0.6` as two numbers; None where nothing is given."""
     if not text:
         return None
@@ -220,7 +220,7 @@ def two_numbers(option: str, text: str) -> tuple[float, float] | None:
         first, second = map(float, text.split(","))
     except ValueError:
         raise ValueError(
-            f"{option} {text!r} is not two numbers; give them with a comma between, such as 0.5,0.1"
+            f"{option} {text!r} is not two numbers; give them with a comma between, such as {usual[0]:g},{usual[1]:g}"
         ) from None
     return first, second
 

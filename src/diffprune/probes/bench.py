@@ -106,11 +106,13 @@ class Settings:
         low, high = self.train_keep
         if not 0 < low <= high <= 1:
             raise ValueError(
-                f"train_keep {low:g},{high:g} are no two budgets; give two shares above 0, the smaller first"
+                f"train_keep {low:g},{high:g} are no two budgets; give two shares above 0, 1 at most, the smaller first"
             )
         first, last = self.temperatures
-        if not 0 < last <= first:
-            raise ValueError(f"temperatures {first:g},{last:g} do not fall; give two numbers above 0, the larger first")
+        if not 0 < last <= first < math.inf:
+            raise ValueError(
+                f"temperatures {first:g},{last:g} are not known; give two numbers above 0, the larger or equal one first"
+            )
 
     def changed(self, **options: Any) -> "Settings":
         """The same with the options that are not None."""
@@ -463,7 +465,8 @@ class Bench:
                 logits = method.score(deit.encode(self.classifier.pixel_values(photos.pixels[rows])).looked)
             return F.binary_cross_entropy_with_logits(logits.float(), inside[rows])
 
-        train(method.scorer.parameters(), loss, steps=settings.steps, optim=SCORER_OPTIM, tau=settings.tau)  # type: ignore[union-attr]
+        losses = train(method.scorer.parameters(), loss, steps=settings.steps, optim=SCORER_OPTIM, tau=settings.tau)  # type: ignore[union-attr]
+        self.say(f"{self.backbone} shown the boxes, seed {seed}: loss {losses[0]:.3f} to {losses[-1]:.3f}")
         return method.state_dict()
 
     @property

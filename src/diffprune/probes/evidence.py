@@ -109,22 +109,28 @@ def _starts(cosines: Sequence[Row]) -> str:
         )
         for keep in keeps
     )
-    verdict = "This agrees with the paper's." if _agrees(starts, keeps) else "This does not show the paper's growth."
     recipe = " without the bridge, as in the paper" if ours == PLAIN else ""
     return (
         f'Ratio of cosines at the start{recipe} (the paper\'s: 4.4 to 28.4, growing with size; "at least" where '
-        f"Gumbel-STE's may be 0, which then counts at its most). {said}. {verdict}"
+        f"Gumbel-STE's may be 0, which then counts at its most). {said}. {_verdict(starts, keeps)}"
     )
 
 
-def _agrees(starts: Sequence[Row], keeps: Sequence[float]) -> bool:
-    """Whether some budget has a ratio for every backbone, all within the paper's range and growing with size."""
+def _verdict(starts: Sequence[Row], keeps: Sequence[float]) -> str:
+    """Whether a budget has the paper's range and growth, over all sizes."""
+    agreeing, is_known = [], False
     for keep in keeps:
-        by_size = [row for name in backbones_of(starts) for row in starts if _moment(row)[:2] == (name, keep)]
-        ratios = [row["ratio"] for row in by_size if "ratio" in row]
-        if len(ratios) == len(by_size) > 1 and ratios == sorted(ratios) and ratios[0] >= 4.4 and ratios[-1] <= 28.4:
-            return True
-    return False
+        by_size = [row.get("ratio") for name in ORDER for row in starts if _moment(row)[:2] == (name, keep)]
+        ratios = [ratio for ratio in by_size if ratio is not None]
+        if len(ratios) == len(ORDER):
+            is_known = True
+            if ratios == sorted(ratios) and ratios[0] >= 4.4 and ratios[-1] <= 28.4:
+                agreeing.append(f"{100 * keep:g} %")
+    if agreeing:
+        return f"With {' and '.join(agreeing)} kept this agrees with the paper's."
+    if is_known:
+        return "This does not agree with the paper's."
+    return "No budget has a ratio for every size, so whether it grows as the paper's does is not known."
 
 
 def _ratio(row: Row) -> str:

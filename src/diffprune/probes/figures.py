@@ -58,8 +58,13 @@ def figure(path: Path, panels: int, *, height: float = 2.3, rows: int = 1):
 
 def legend_below(axes: Sequence[Any], *, columns: int = 5) -> None:
     """One legend for several axes, below them all; what they share is told once."""
-    entries = {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
+    entries = unique_entries(axes)
     axes[0].figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
+
+
+def unique_entries(axes: Sequence[Any]) -> dict[str, Any]:
+    """What a legend of several axes says, each name once."""
+    return {name: handle for panel in axes for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
 
 
 def label(name: str) -> str:

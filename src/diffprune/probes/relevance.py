@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from diffprune.backbones.deit import DeiT
 from diffprune.methods.base import LayerPruner, Pruner, TrainablePruner, build_method
-from diffprune.probes.bench import LEARNED, TAUGHT, Bench, budget_counts
+from diffprune.probes.bench import LEARNED, TAUGHT, Bench, budget_counts, run_throttled
 from diffprune.probes.data import Photos, inside_box
-from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label
+from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label, unique_entries
 from diffprune.probes.store import SEEDS, Cell, Row, collect, interval
 from diffprune.registry import METHODS
 from diffprune.train.agreement import scorer_told
@@ -129,17 +129,18 @@ def asked(bench: Bench, method: TrainablePruner, photos: Photos, seed: int, *, k
     in the box minus that over the others. Of all: the mean in deviations, 0 where the loss does not care; times the
     root of the number of pictures it is a t-value.
     """
-    deit, batch = bench.cut_open(), bench.settings.batch
+    deit, batch, remove_below = bench.cut_open(), bench.settings.batch, bench.recipe_of("diffprune")[1]
     generator = torch.Generator(bench.device).manual_seed(seed)
     found = []
-    for rows in torch.arange(min(len(photos), ASKED), device=photos.labels.device).split(batch):
+    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:ASKED]
+    for rows in order.to(photos.labels.device).split(batch):
         inside = inside_box(photos.boxes[rows], deit.side).float()
         with torch.enable_grad(), bench.autocast():
             encoded = deit.encode(bench.classifier.pixel_values(photos.pixels[rows]))
             noise = torch.randn(inside.shape, generator=generator, device=bench.device).requires_grad_()
             with scorer_told(method, noise):
-                restricted = method.restrict(encoded.tokens, budget_counts(encoded, keep), tau=tau, generator=generator)
-            logits = deit.logits(encoded.prefix, restricted.x)
+                k = budget_counts(encoded, keep)
+                logits, _ = run_throttled(deit.logits, method, encoded, k, tau, generator, remove_below)
         loss = F.cross_entropy(logits.float(), photos.labels[rows], reduction="sum")
         (gradient,) = torch.autograd.grad(loss, noise)
         outside = 1 - inside
@@ -262,4 +263,5 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             panel.set_title(label(backbone))
         axes[0].set_ylabel("lift over chance")
         axes[-1].axis("off")
-        axes[-1].legend(*axes[0].get_legend_handles_labels(), fontsize=6, loc="center left")
+        entries = unique_entries(axes[:-1])
+        axes[-1].legend(entries.values(), entries.keys(), fontsize=6, loc="center left")
