@@ -111,7 +111,7 @@ class Settings:
         first, last = self.temperatures
         if not 0 < last <= first < math.inf:
             raise ValueError(
-                f"temperatures {first:g},{last:g} are not known; give two numbers above 0, the larger or equal one first"
+                f"temperatures {first:g},{last:g} are not known; give two numbers above 0, the first no smaller"
             )
 
     def changed(self, **options: Any) -> "Settings":
