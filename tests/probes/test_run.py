@@ -1,6 +1,8 @@
 """The command: files, resuming, time, mistakes."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,7 @@ def test_a_place_beyond_the_last_block_is_refused(probe, tmp_path: Path, option:
 @pytest.mark.parametrize(
     "given, words",
     [
+        (("--parts", "far"), "parts 'far' are not known; give any or near"),
         (
             ("--train-keep", "0.5"),
             "--train-keep '0.5' is not two numbers; give them with a comma between, such as 0.05,0.6",
@@ -148,7 +151,7 @@ def test_a_place_beyond_the_last_block_is_refused(probe, tmp_path: Path, option:
         (("--temperatures", "0.1,2"), "temperatures 0.1,2 are not known"),
     ],
 )
-def test_two_numbers_that_are_not_are_one_sentence(probe, tmp_path: Path, given: tuple[str, str], words: str) -> None:
+def test_settings_that_cannot_be_are_one_sentence(probe, tmp_path: Path, given: tuple[str, str], words: str) -> None:
     code, _, err = probe("alignment", "--out", tmp_path, *given)
     assert code == 1 and words in err and not list(tmp_path.glob("*.json"))
 
@@ -166,6 +169,15 @@ def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:
     assert "seeing a quarter or a sixteenth of the patches for 0.5 of the time" in hidden.recipe
     with pytest.raises(ValueError, match="was trained with --hide 0; give that here too"):
         _ = hidden.classifier
+    assert loaded.training is not None
+    trained_near = replace(loaded, training=replace(loaded.training, hide=0.5, parts="near"))
+    save_deit(trained_near, tmp_path / "near")
+    for parts, words in (("any", "was trained with --parts near; give that here too"), ("near", "")):
+        settings = bench.settings.changed(hide=0.5, parts=parts)
+        near = Bench(backbone="deit-tiny", settings=settings, weights=str(tmp_path / "near"))
+        with pytest.raises(ValueError, match=words) if words else nullcontext():
+            assert near.classifier.training == trained_near.training
+            assert "of the patches near each other for 0.5 of the time" in near.recipe
 
 
 def test_weights_that_know_more_classes_are_cut_down_to_those_of_the_pictures(bench: Bench, tmp_path: Path) -> None:

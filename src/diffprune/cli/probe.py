@@ -96,6 +96,10 @@ def command(
         float | None,
         typer.Option(help="Share of a classifier's training that sees a part of the patches; 0.75 where left out."),
     ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option(help="Make-up of those parts: any (where left out), or near, what lies around a random place."),
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Time for all; what is not done then is done next time.")
     ] = None,
@@ -165,6 +169,7 @@ def command(
         temperatures=two_numbers("--temperatures", temperatures, SIZES[size].temperatures),
         noise=noise,
         hide=hide,
+        parts=parts,
         bridge=bridge,
     )
     drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))

@@ -30,6 +30,7 @@ from diffprune.probes.deit import (
     save_deit,
     train_deit,
 )
+from diffprune.probes.hiding import PARTS
 from diffprune.schedules import resolve_steps, tau_at
 from diffprune.train.agreement import scorer_told
 from diffprune.train.loop import train
@@ -64,7 +65,7 @@ class Settings:
         line: Points along one direction of the scorer's weights; `slice` along each of two.
         draws: Samples of the straight-through gradient.
         shape: Of the classifier; `epochs` and `train_batch` are of its training, and `hide` the share of it that sees
-            a part of the patches, a quarter or a sixteenth.
+            a part of the patches, a quarter or a sixteenth, of the make-up `parts`.
         noise: What takes a token's place, "matched" or "unit".
         bridge: Train DiffPrune by the recipe of that name: standardised logits, or a scorer may undo the temperature by
             making them all equal; kept tokens as they are; and tokens of no weight taken out, for noise in their place
@@ -93,12 +94,15 @@ class Settings:
     epochs: int = 300
     train_batch: int = 256
     hide: float = 0.0
+    parts: str = "any"
     noise: str = "matched"
     bridge: bool = True
 
     def __post_init__(self) -> None:
         if self.noise not in ("matched", "unit"):
             raise ValueError(f"noise {self.noise!r} is not known; give matched or unit")
+        if self.parts not in PARTS:
+            raise ValueError(f"parts {self.parts!r} are not known; give {' or '.join(PARTS)}")
         if not 0 <= self.hide <= 1:
             raise ValueError(f"hide {self.hide:g} is no share of the training; give a number from 0 to 1")
         if not 0 < self.min_area <= 1:
@@ -213,7 +217,8 @@ class Bench:
             pictures = f"{len(self.photos):,} held-out pictures of {Path(self.data).name}"
         is_own = self.weights is None or (Path(self.weights) / RECORD).is_file()
         hide = self.settings.hide
-        hidden = f"a quarter or a sixteenth of the patches for {hide:g} of the time"
+        near = "near each other " if self.settings.parts == "near" else ""
+        hidden = f"a quarter or a sixteenth of the patches {near}for {hide:g} of the time"
         shown = hidden if hide else "all patches all the time"
         weights = f"classifiers trained from scratch on such pictures, seeing {shown}"
         if not is_own:
@@ -307,6 +312,7 @@ class Bench:
             batch=settings.train_batch,
             seconds=None if self.minutes is None else 60.0 * self.minutes,
             hide=settings.hide,
+            parts=settings.parts,
             say=self.say,
         )
         if self.save_weights is not None:
@@ -315,9 +321,17 @@ class Bench:
 
     def _load_classifier(self, weights: str) -> Classifier:
         classifier = load_deit(weights, self.photos.names, self.device)
-        hidden = None if classifier.training is None else classifier.training.hide
-        if hidden is not None and hidden != self.settings.hide:
-            raise ValueError(f"the classifier in {weights} was trained with --hide {hidden:g}; give that here too")
+        training = classifier.training
+        if training is None or training.hide is None:
+            return classifier
+        if training.hide != self.settings.hide:
+            raise ValueError(
+                f"the classifier in {weights} was trained with --hide {training.hide:g}; give that here too"
+            )
+        if training.hide and training.parts != self.settings.parts:
+            raise ValueError(
+                f"the classifier in {weights} was trained with --parts {training.parts}; give that here too"
+            )
         return classifier
 
     def remembered(

@@ -54,6 +54,7 @@ class Training:
         top1: Percent right on pictures it was not trained on.
         curve: Step, training loss (of mixed pictures) and top-1 at some moments.
         hide: Share of the training that saw a part of the patches; None where that was not written down.
+        parts: Of what make-up those were (`hiding.PARTS`).
     """
 
     trained_at: str
@@ -67,6 +68,7 @@ class Training:
     num_visual: int
     curve: dict[str, list[float]]
     hide: float | None = None
+    parts: str = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,7 @@ def train_deit(
     batch: int,
     seconds: float | None,
     hide: float = 0.0,
+    parts: str = "any",
     seed: int = 42,
     say: Callable[[str], None] = lambda text: None,
 ) -> Classifier:
@@ -149,6 +152,7 @@ def train_deit(
         held_out: Pictures for the curve and the final accuracy.
         seconds: The learning rate follows the share of it that has passed; None trains all epochs.
         hide: Share of the training that sees a part of the patches: cheaper, and used to missing tokens.
+        parts: Of what make-up (`hiding.PARTS`).
         say: Told the accuracy at every tenth of the run.
     """
     device = photos.pixels.device
@@ -179,7 +183,7 @@ def train_deit(
         keep = None
         if passed(step) < hide:
             count = max(1, num_patches // SHOWN[step % len(SHOWN)])
-            keep = draw_shown(x, patch=shape.patch, count=count, generator=generator)
+            keep = draw_shown(x, patch=shape.patch, count=count, generator=generator, parts=parts)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             logits = classify(x, keep)
         return F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
@@ -224,6 +228,7 @@ def train_deit(
         num_visual=num_patches,
         curve=curve,
         hide=hide,
+        parts=parts,
     )
     return Classifier(model=model, training=training)
 

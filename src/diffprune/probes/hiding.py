@@ -1,8 +1,9 @@
-"""Which patches a classifier in training is shown while the others are hidden (PatchDropout): parts of any make-up.
+"""Which patches a classifier in training is shown while the others are hidden (PatchDropout).
 
 A classifier that has seen random parts alone takes any other choice for something new, and then random choice beats
-every pruner. So each picture's part is drawn on a scale of its own between scattered, connected, of one colour and rich
-or poor in contrast. No pruner's choice is among them.
+every pruner. So parts are of any make-up: each picture's is drawn on a scale of its own between scattered, connected,
+of one colour and rich or poor in contrast. Or they are near: what lies around a random place, and then it matters much
+which place. No pruner's choice is among them.
 """
 
 import torch
@@ -13,13 +14,17 @@ from torch.nn import functional as F
 SHOWN = (4, 16)  # one patch of so many is shown, in turns; each number is another shape to compile
 BLOBS = (2, 3, 4, 6, 8)  # across the picture: how large connected parts are
 TASTE = 3.0  # the larger, the more a part is of one kind alone
+PARTS = ("any", "near")
+RAGGED = 0.3  # how far the rim of a near part departs from a circle, in logarithms of the squared distance
 
 
 def draw_shown(
-    x: Float[Tensor, "B 3 h w"], *, patch: int, count: int, generator: torch.Generator
+    x: Float[Tensor, "B 3 h w"], *, patch: int, count: int, generator: torch.Generator, parts: str = "any"
 ) -> Int[Tensor, "B shown"]:
     """Raster indices of the `count` patches that each picture shows, in no order."""
     num_images, side = len(x), x.shape[-1] // patch
+    if parts == "near":
+        return _draw_near(num_images, side, count, generator)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(num_images, *shape, generator=generator, device=x.device)
@@ -34,8 +39,19 @@ def draw_shown(
     coloured = (draw(3, 1, 1) * colours).sum(1).flatten(1)
     contrast = (F.avg_pool2d(x * x, patch) - colours * colours).clamp(min=0).sum(1).sqrt().flatten(1)
     rich_or_poor = torch.where(uniform(1) < 0.5, contrast, -contrast)
-    parts = torch.stack([_standard(part) for part in (scattered, connected, coloured, rich_or_poor)], -1)
-    return (parts * uniform(1, 4) ** TASTE).sum(-1).topk(count, -1, sorted=False).indices
+    kinds = torch.stack([_standard(part) for part in (scattered, connected, coloured, rich_or_poor)], -1)
+    return (kinds * uniform(1, 4) ** TASTE).sum(-1).topk(count, -1, sorted=False).indices
+
+
+def _draw_near(num_images: int, side: int, count: int, generator: torch.Generator) -> Int[Tensor, "B shown"]:
+    """The patches nearest to a place of the picture, a little ragged."""
+    device = generator.device
+    place = side * torch.rand(num_images, 2, 1, generator=generator, device=device)
+    centres = torch.arange(side, device=device) + 0.5
+    cells = torch.stack(torch.meshgrid(centres, centres, indexing="ij")).flatten(1)  # [2, N]
+    far = (cells - place).square().sum(1)  # [B, N]
+    ragged = torch.randn(far.shape, generator=generator, device=device).mul(RAGGED).exp()
+    return (far * ragged).topk(count, -1, largest=False, sorted=False).indices
 
 
 def _stretch(coarse: Float[Tensor, "B 1 size size"], side: int) -> Float[Tensor, "B N"]:
