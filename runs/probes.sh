@@ -10,7 +10,9 @@
 #   SEEDS="42 123 456 789 1000" runs/probes.sh deit-tiny 8 tiny-imagenet-40 out/probes --train-share 0.25   # side by side
 #
 # With SEEDS each seed is a process of its own as soon as the classifier is there: a GPU that small models leave idle is
-# done sooner. OUT holds the results files, figures and logs. What it holds already is not measured again, so a run that was cut short
+# done sooner.
+#
+# OUT holds the results files, figures and logs. What it holds already is not measured again, so a run that was cut short
 # goes on where it stopped; with RESUME=1 that is also true of results/, which must then have been made with the same
 # settings. Trained classifiers and scorers are kept in WEIGHTS (out/probe_weights where it is not set) and used again while
 # they are there; they are not committed. COMMIT names the commit where there is no git checkout. MPS=0 keeps the processes

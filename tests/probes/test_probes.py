@@ -308,10 +308,11 @@ def test_a_scorer_shown_the_boxes_finds_them(bench: Bench) -> None:
 def test_the_throttled_loss_asks_for_the_box_and_for_nothing_where_there_is_nothing_to_find(bench: Bench) -> None:
     """In drawn pictures a block of colour is the class; where boxes lie elsewhere, nobody asks for them."""
     photos, method = relevance.small_boxes(bench.train_photos, 8), bench.start("diffprune", 42)
-    wanted = relevance.asked(bench, method, photos, 42, keep=0.25, tau=0.5)
+    place = {"keeps": (0.25,), "taus": (0.5,)}
+    wanted = relevance.asked(bench, method, photos, 42, **place)[0.25, 0.5]
     elsewhere = replace(photos, boxes=photos.boxes.roll(1, 0))
     assert wanted * len(photos) ** 0.5 > 4
-    assert abs(relevance.asked(bench, method, elsewhere, 42, keep=0.25, tau=0.5)) < wanted / 2
+    assert abs(relevance.asked(bench, method, elsewhere, 42, **place)[0.25, 0.5]) < wanted / 2
 
 
 def test_without_pictures_to_train_on_nothing_is_taught(bench: Bench) -> None:

@@ -32,7 +32,7 @@ PANELS = 4  # in each row of the figure: below, one per backbone and one for the
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     """Both operators at every budget."""
     method = bench.scorer("diffprune", seed)
-    tau = bench.settings.tau.end
+    _, tau = bench.settings.temperatures
     deit, remove_below = bench.cut_open(), bench.recipe_of("diffprune")[1]  # throttled as in training
     for keep in bench.settings.keeps:
         weights: list[Tensor] = []

@@ -19,7 +19,7 @@ from diffprune.config import OptimConfig, TauConfig, recipe_values
 from diffprune.methods.base import Restricted, TrainablePruner, build_method
 from diffprune.ops import take_tokens
 from diffprune.probes.augment import augment
-from diffprune.probes.data import Photos, draw_photos, find_files, fingerprint, inside_box, read_photos
+from diffprune.probes.data import Photos, draw_photos, draw_rows, find_files, fingerprint, inside_box, read_photos
 from diffprune.probes.deit import (
     RECORD,
     Classifier,
@@ -446,8 +446,9 @@ class Bench:
         is_here = self._kept.get(f"trained {name}", (None,))[0] == seed
         of, on = self.settings.recipe, self.trained_on
         state = None if is_here else self.remembered(f"scorer {name} {seed}", of=of, on=on)
-        if state is None:
-            return self.trained(name, seed)[0]
+        return self.trained(name, seed)[0] if state is None else self._restored(name, seed, state)
+
+    def _restored(self, name: str, seed: int, state: dict[str, Tensor]) -> TrainablePruner:
         method = self._build(name, seed)
         method.load_state_dict(state)
         return method.eval()
@@ -460,11 +461,7 @@ class Bench:
         of, on = self.settings.recipe, self.trained_on
         make = None if on is None else lambda: self._teach(seed)
         state = self.remembered(f"scorer {TAUGHT} {seed}", make, of=of, on=on)
-        if state is None:
-            return None
-        method = self._build("diffprune", seed)
-        method.load_state_dict(state)
-        return method.eval()
+        return None if state is None else self._restored("diffprune", seed, state)
 
     @torch.enable_grad()
     def _teach(self, seed: int) -> dict[str, Tensor]:
@@ -473,8 +470,7 @@ class Bench:
 
         def loss(step: int, tau: float) -> Float[Tensor, ""]:
             del tau
-            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + step)
-            rows = torch.randint(len(photos), (settings.batch,), generator=generator, device=self.device)
+            rows, _ = draw_rows(photos, settings.batch, seed=seed, step=step)
             with self.autocast():  # pictures as they are: a crop would move the box
                 logits = method.score(deit.encode(self.classifier.pixel_values(photos.pixels[rows])).looked)
             return F.binary_cross_entropy_with_logits(logits.float(), inside[rows])
@@ -507,8 +503,7 @@ class Bench:
         later = [moment for moment in settings.moments if moment > 0]
 
         def loss(step: int, tau: float) -> Float[Tensor, ""]:
-            generator = torch.Generator(self.device).manual_seed(seed * 1_000_003 + step)
-            rows = torch.randint(len(photos), (settings.batch,), generator=generator, device=self.device)
+            rows, generator = draw_rows(photos, settings.batch, seed=seed, step=step)
             x = self.classifier.pixel_values(augment(photos.pixels[rows], generator, min_area=settings.min_area))
             with self.autocast():
                 encoded = deit.encode(x)

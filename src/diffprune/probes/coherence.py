@@ -39,7 +39,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     settings = bench.settings
     if settings.bridge:
         for keep in (0.1111, settings.keep, 0.5):
-            tau = settings.tau.given_start
+            tau = settings.temperatures[0]
             yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=tau)
     for name in LEARNED:
         method, snapshots = bench.trained(name, seed)
@@ -151,9 +151,9 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             for name in ("top1", "top5"):
                 summary[name], summary[f"{name}_std"] = mean_and_spread(collect(row, name))
         done.append({**row, **summary})
-    surrogate = {_place(row): row for row in done if row["method"] == "gumbel_ste" and "moment" in row}
+    surrogate = {place_of(row): row for row in done if row["method"] == "gumbel_ste" and "moment" in row}
     for row in done:
-        other = surrogate.get(_place(row)) if row["method"] in ("diffprune", PLAIN) and "moment" in row else None
+        other = surrogate.get(place_of(row)) if row["method"] in ("diffprune", PLAIN) and "moment" in row else None
         if other is not None and row["cosine"] > 0:
             row |= compare(row["cosine"], other["cosine"], (other["ci95"][1] - other["ci95"][0]) / (2 * 1.96))
     return done
@@ -167,8 +167,13 @@ def compare(ours: float, theirs: float, error: float) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def _place(row: Row) -> tuple[str, float, float]:
+def place_of(row: Row) -> tuple[str, float, float]:
     return row["backbone"], row["keep"], row.get("moment", -1.0)
+
+
+def main_keep(cosines: Sequence[Row]) -> float:
+    """The budget that was measured at all moments; the others have the start alone."""
+    return max({row["keep"] for row in cosines}, key=[row["keep"] for row in cosines].count)
 
 
 STYLES = ("-", "--", ":")  # of the backbones
@@ -178,7 +183,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Cosines at the start by backbone, cosines along training, and accuracy on the smallest and largest backbone."""
     names = backbones_of(rows)
     cosines = [row for row in rows if "moment" in row]
-    main = max({row["keep"] for row in cosines}, key=[row["keep"] for row in cosines].count)  # along all moments
+    main = main_keep(cosines)
     shown = [row for row in cosines if row["keep"] == main]
     ends = [names[0], names[-1]] if len(names) > 1 else names
     with figure(path, 2 + len(ends), height=2.7) as (left, along, *right):

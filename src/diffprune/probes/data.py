@@ -59,6 +59,13 @@ def inside_box(boxes: Float[Tensor, "M 4"], side: int) -> Bool[Tensor, "M N"]:
     return (rows.unsqueeze(-1) & columns.unsqueeze(1)).flatten(1)
 
 
+def draw_rows(photos: Photos, count: int, *, seed: int, step: int) -> tuple[Int[Tensor, " B"], torch.Generator]:
+    """The pictures of one training step, and a generator for whatever else the step draws."""
+    device = photos.pixels.device
+    generator = torch.Generator(device).manual_seed(seed * 1_000_003 + step)
+    return torch.randint(len(photos), (count,), generator=generator, device=device), generator
+
+
 # --- parquet ----------------------------------------------------------------------------------------------------------
 
 

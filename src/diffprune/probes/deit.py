@@ -23,7 +23,7 @@ from diffprune.backbones.deit import DeiT
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.ops import take_tokens
 from diffprune.probes.augment import MEAN, STD, augment, mix, normalise
-from diffprune.probes.data import Photos
+from diffprune.probes.data import Photos, draw_rows
 from diffprune.probes.hiding import SHOWN, draw_shown
 from diffprune.results import write_text
 from diffprune.train.loop import train
@@ -176,8 +176,7 @@ def train_deit(
 
     def loss(step: int, tau: float) -> Float[Tensor, ""]:
         del tau
-        generator = torch.Generator(device).manual_seed(seed * 1_000_003 + step)
-        rows = torch.randint(len(photos), (batch,), generator=generator, device=device)
+        rows, generator = draw_rows(photos, batch, seed=seed, step=step)
         x = augment(photos.pixels[rows], generator)
         x, targets = mix(normalise(x), photos.labels[rows], photos.num_classes, seed * 1_000_003 + step)
         keep = None

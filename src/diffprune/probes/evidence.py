@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from diffprune.probes import scaling
+from diffprune.probes import coherence, relevance, scaling
 from diffprune.probes.bench import LEARNED, PLAIN, TAUGHT
 from diffprune.probes.figures import ORDER, backbones_of, label
 from diffprune.probes.run import BACKBONES_FILE
@@ -71,14 +71,14 @@ def _backbones(rows: Sequence[Row]) -> str:
 
 def _coherence(rows: Sequence[Row]) -> str:
     cosines = [row for row in rows if "moment" in row]
-    main = max({row["keep"] for row in cosines}, key=[row["keep"] for row in cosines].count)
-    theirs = {_moment(row): row["cosine"] for row in cosines if row["method"] == "gumbel_ste"}
+    main = coherence.main_keep(cosines)
+    theirs = {coherence.place_of(row): row["cosine"] for row in cosines if row["method"] == "gumbel_ste"}
     table = [
         {
             "backbone": label(row["backbone"]),
             "training": f"{row['moment']:.0%}{', no bridge' if row['method'] == PLAIN else ''}",
             "DiffPrune": row["cosine"],
-            "Gumbel-STE": theirs.get(_moment(row)),
+            "Gumbel-STE": theirs.get(coherence.place_of(row)),
             "ratio": row.get("ratio"),
             "ratio at least": row.get("ratio_at_least"),
             "seeds": row.get("n_seeds"),
@@ -90,13 +90,14 @@ def _coherence(rows: Sequence[Row]) -> str:
     return f"{_starts(cosines)}\n\nAlong training, {100 * main:g} % kept:\n\n{markdown_table(table)}\n{_accuracy(rows)}"
 
 
-def _moment(row: Row) -> tuple[str, float, float]:
-    return row["backbone"], row["keep"], row["moment"]
+def _papers_own(rows: Sequence[Row]) -> str:
+    """The name of DiffPrune as the paper has it, without the bridge, where that was measured."""
+    return PLAIN if any(row["method"] == PLAIN for row in rows) else "diffprune"
 
 
 def _starts(cosines: Sequence[Row]) -> str:
     """Ratios at the start by backbone and budget, of DiffPrune as the paper has it, and whether they agree with its."""
-    ours = PLAIN if any(row["method"] == PLAIN for row in cosines) else "diffprune"  # the paper's has no bridge
+    ours = _papers_own(cosines)
     starts = [row for row in cosines if row["method"] == ours and row["moment"] == 0]
     keeps = sorted({row["keep"] for row in starts})
     said = "; ".join(
@@ -120,7 +121,7 @@ def _verdict(starts: Sequence[Row], keeps: Sequence[float]) -> str:
     """Whether a budget has the paper's range and growth, over all sizes."""
     agreeing, is_known = [], False
     for keep in keeps:
-        by_size = [row.get("ratio") for name in ORDER for row in starts if _moment(row)[:2] == (name, keep)]
+        by_size = [row.get("ratio") for name in ORDER for row in starts if coherence.place_of(row)[:2] == (name, keep)]
         ratios = [ratio for ratio in by_size if ratio is not None]
         if len(ratios) == len(ORDER):
             is_known = True
@@ -157,7 +158,7 @@ def _accuracy(rows: Sequence[Row]) -> str:
 def _landscape(rows: Sequence[Row]) -> str:
     start = max(row["tau"] for row in rows)
     starts = [row for row in rows if row["tau"] == start and "ratio" in row]
-    ours = PLAIN if any(row["method"] == PLAIN for row in starts) else "diffprune"  # the paper's has no bridge
+    ours = _papers_own(starts)
     ratios = {row["backbone"]: row["ratio"] for row in starts if row["method"] == ours}
     said = ", ".join(f"{label(name)} {ratios[name]:.1f}" for name in backbones_of(rows) if name in ratios)
     is_rougher = bool(ratios) and all(ratio > 1 for ratio in ratios.values())
@@ -224,7 +225,7 @@ def _relevance(rows: Sequence[Row]) -> str:
             table += [ours, centre] if best is centre else [ours, centre, best]
             table += [row for row in chosen if row["method"] == TAUGHT]
     columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95", "n_seeds"]
-    columns += [name for name in ("asked_first", "asked_last") if any(name in row for row in table)]
+    columns += [name for name in relevance.MOMENTS if any(name in row for row in table)]
     return (
         "\n".join(sentences)
         + "\n\nDiffPrune, the centre square, the nearest of the others, and a scorer shown the boxes if there is one:"

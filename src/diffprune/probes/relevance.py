@@ -9,6 +9,7 @@ tokens.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,6 +40,7 @@ NOTE = (
 )
 LARGEST_BOX = 0.4
 ASKED = 640  # pictures whose gradients are looked at
+MOMENTS = ("asked_first", "asked_last")  # of a training's two temperatures
 PROVIDED = frozenset({*DeiT.provides, "projected"})
 BLIND = frozenset({"random", "uniform_grid", "centre", "average_pool"})  # the same at every cut
 
@@ -106,47 +108,51 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     found = {own_cut: learned | _untrained(bench, photos, own_cut, BLIND)}
     for cut in cuts:
         found.setdefault(cut, {}).update(_untrained(bench, photos, cut, untrained_methods() - BLIND))
+    keeps, taus = bench.settings.box_keeps, bench.settings.temperatures
+    asks = asked(bench, scorers["diffprune"], photos, seed, keeps=keeps, taus=taus)
     for name in (*scorers, *sorted(untrained_methods())):
-        for keep in bench.settings.box_keeps:
+        for keep in keeps:
             ours = learned["diffprune", keep]
             values = {
                 str(cut): compare(inside[name, keep], chance, None if name == "diffprune" else ours)
                 for cut, inside in found.items()
                 if (name, keep) in inside
             }
-            found_here: dict[str, Any] = {"cuts": values}
-            if name == "diffprune":
-                tau = bench.settings.tau
-                for moment, at in (("asked_first", tau.given_start), ("asked_last", tau.end)):
-                    found_here[moment] = asked(bench, scorers[name], photos, seed, keep=keep, tau=at)
-            yield Cell({"backbone": bench.backbone, "method": name, "keep": keep}, seed, found_here)
+            asking = {} if name != "diffprune" else dict(zip(MOMENTS, (asks[keep, tau] for tau in taus), strict=True))
+            key = {"backbone": bench.backbone, "method": name, "keep": keep}
+            yield Cell(key, seed, {"cuts": values, **asking})
 
 
-def asked(bench: Bench, method: TrainablePruner, photos: Photos, seed: int, *, keep: float, tau: float) -> float:
+def asked(
+    bench: Bench, method: TrainablePruner, photos: Photos, seed: int, *, keeps: Sequence[float], taus: Sequence[float]
+) -> dict[tuple[float, float], float]:
     """How much more the throttled loss asks for a token of the box than for one outside it, at logits of noise.
 
     It asks for a token where its gradient by that token's logit is negative. Of each picture: the mean over the tokens
     in the box minus that over the others. Of all: the mean in deviations, 0 where the loss does not care; times the
-    root of the number of pictures it is a t-value.
+    root of the number of pictures it is a t-value. By budget and temperature.
     """
     deit, batch, remove_below = bench.cut_open(), bench.settings.batch, bench.recipe_of("diffprune")[1]
-    generator = torch.Generator(bench.device).manual_seed(seed)
-    found = []
+    # Every budget and temperature has the same noise.
+    generators = {pair: torch.Generator(bench.device).manual_seed(seed) for pair in product(keeps, taus)}
+    found: dict[tuple[float, float], list[Tensor]] = {pair: [] for pair in generators}
     order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:ASKED]
     for rows in order.to(photos.labels.device).split(batch):
         inside = inside_box(photos.boxes[rows], deit.side).float()
-        with torch.enable_grad(), bench.autocast():
+        outside = 1 - inside
+        with bench.autocast():
             encoded = deit.encode(bench.classifier.pixel_values(photos.pixels[rows]))
+        for (keep, tau), generator in generators.items():
             noise = torch.randn(inside.shape, generator=generator, device=bench.device).requires_grad_()
-            with scorer_told(method, noise):
+            with torch.enable_grad(), bench.autocast(), scorer_told(method, noise):
                 k = budget_counts(encoded, keep)
                 logits, _ = run_throttled(deit.logits, method, encoded, k, tau, generator, remove_below)
-        loss = F.cross_entropy(logits.float(), photos.labels[rows], reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, noise)
-        outside = 1 - inside
-        found.append((gradient * outside).sum(-1) / outside.sum(-1) - (gradient * inside).sum(-1) / inside.sum(-1))
-    differences = torch.cat(found)
-    return float(differences.mean() / differences.std().clamp(min=1e-12))
+            loss = F.cross_entropy(logits.float(), photos.labels[rows], reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, noise)
+            asks_in, asks_out = (-(gradient * part).sum(-1) / part.sum(-1) for part in (inside, outside))
+            found[keep, tau].append(asks_in - asks_out)
+    differences = {pair: torch.cat(parts) for pair, parts in found.items()}
+    return {pair: float(each.mean() / each.std().clamp(min=1e-12)) for pair, each in differences.items()}
 
 
 def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) -> dict[tuple[str, float], Tensor]:
@@ -224,7 +230,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             "lift": fmean(lifts),
             "ci95": interval(lifts, collect(chosen, "lift_error")),
         }
-        for moment in ("asked_first", "asked_last"):
+        for moment in MOMENTS:
             if values := collect(row, moment):
                 summary[moment] = fmean(values)
         if leads := collect(chosen, "lead"):
