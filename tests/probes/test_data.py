@@ -3,7 +3,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffprune.probes.augment import augment, mix, normalise
+from diffprune.probes.augment import (
+    augment,
+    crop,
+    draw_crops,
+    draw_mixture,
+    inside_cropped,
+    mix,
+    normalise,
+)
 from diffprune.probes.data import draw_photos, find_files, inside_box, read_photos
 from tests.probes.parquet import write_photos
 
@@ -100,6 +108,29 @@ def test_normalised_pixels_have_the_models_own_scale() -> None:
 @pytest.mark.parametrize("seed", range(6))  # both kinds of mixture
 def test_the_targets_say_how_much_of_each_picture_is_there(seed: int) -> None:
     x = torch.tensor([0.0, 1.0])[:, None, None, None].expand(2, 3, 16, 16)
-    mixed, targets = mix(x, torch.tensor([0, 1]), 2, seed)
+    own = draw_mixture(16, seed, x.device)
+    mixed, targets = mix(x, own), mix(torch.eye(2), own.mean())
     torch.testing.assert_close(targets.sum(-1), torch.ones(2))
     torch.testing.assert_close(mixed.mean((1, 2, 3)), targets[:, 1], atol=1e-5, rtol=0)
+
+
+def test_both_kinds_of_mixture_are_drawn() -> None:
+    drawn = [draw_mixture(16, seed, torch.device("cpu")) for seed in range(20)]
+    shares = [set(own.unique().tolist()) for own in drawn]
+    assert any(len(values) == 1 and 0 < min(values) < 1 for values in shares)  # blended
+    assert any(values == {0.0, 1.0} for values in shares)  # pasted
+    assert all(len(values) == 1 or values == {0.0, 1.0} for values in shares)
+
+
+def test_the_box_moves_with_the_crop() -> None:
+    photos = draw_photos(64, side=64)
+    white = torch.zeros_like(photos.pixels)  # a picture that is white inside its box alone
+    white[inside_box(photos.boxes, 64).view(-1, 1, 64, 64).expand_as(white)] = 255
+    crops = draw_crops(64, torch.Generator().manual_seed(0))
+    seen = torch.nn.functional.avg_pool2d(crop(white, crops), 4).mean(1).flatten(1)  # share of white in each patch
+    inside = inside_cropped(photos.boxes, crops, 16)
+    assert float((inside - (seen > 0.5).float()).abs().mean()) < 0.01  # rims, where bilinear pixels are grey
+    assert torch.equal(inside[seen > 0.99], torch.ones_like(inside[seen > 0.99]))
+    assert float(inside[seen < 0.01].sum()) == 0
+    whole = torch.eye(3)[:2].expand(64, 2, 3)
+    assert torch.equal(inside_cropped(photos.boxes, whole, 16).bool(), inside_box(photos.boxes, 16))

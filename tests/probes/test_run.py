@@ -142,9 +142,10 @@ def test_a_place_beyond_the_last_block_is_refused(probe, tmp_path: Path, option:
     "given, words",
     [
         (("--parts", "far"), "parts 'far' are not known; give any or near"),
+        (("--labels", "boxes"), "labels 'boxes' are not known; give picture or tokens"),
         (
             ("--train-keep", "0.5"),
-            "--train-keep '0.5' is not two numbers; give them with a comma between, such as 0.05,0.6",
+            "--train-keep '0.5' is not two numbers; give them with a comma between, such as 0.25,0.75",
         ),
         (("--train-keep", "0.8,0.4"), "train_keep 0.8,0.4 are no two budgets"),
         (("--temperatures", "warm,cold"), "--temperatures 'warm,cold' is not two numbers"),
@@ -165,7 +166,7 @@ def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:
     other = Bench(backbone="deit-tiny", settings=bench.settings, weights=str(tmp_path))
     assert other.recipe == bench.recipe
     assert "seeing all patches all the time" in bench.recipe
-    hidden = Bench(backbone="deit-tiny", settings=bench.settings.changed(hide=0.5), weights=str(tmp_path))
+    hidden = Bench(backbone="deit-tiny", settings=bench.settings.changed(hide=0.5, parts="any"), weights=str(tmp_path))
     assert "seeing a quarter or a sixteenth of the patches for 0.5 of the time" in hidden.recipe
     with pytest.raises(ValueError, match="was trained with --hide 0; give that here too"):
         _ = hidden.classifier
@@ -178,6 +179,10 @@ def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=words) if words else nullcontext():
             assert near.classifier.training == trained_near.training
             assert "of the patches near each other for 0.5 of the time" in near.recipe
+    untold = Bench(backbone="deit-tiny", settings=bench.settings.changed(labels="picture"), weights=str(tmp_path))
+    assert "told what each patch shows" in bench.recipe and "told" not in untold.recipe
+    with pytest.raises(ValueError, match="was trained with --labels tokens; give that here too"):
+        _ = untold.classifier
 
 
 def test_weights_that_know_more_classes_are_cut_down_to_those_of_the_pictures(bench: Bench, tmp_path: Path) -> None:

@@ -140,6 +140,15 @@ class DeiT:
             x: Patch tokens, dropped or weakened.
             mask: True where a token is real, for rows that keep different numbers.
         """
+        hidden = self.states(prefix, x, mask)
+        if hasattr(self.model, "cls_classifier"):  # both heads, as the model itself does
+            return (self.model.cls_classifier(hidden[:, 0]) + self.model.distillation_classifier(hidden[:, 1])) / 2
+        return self.model.classifier(hidden[:, 0])
+
+    def states(
+        self, prefix: Float[Tensor, "B P D"], x: Float[Tensor, "B K D"], mask: Bool[Tensor, "B K"] | None = None
+    ) -> Float[Tensor, "B P+K D"]:
+        """What the heads read: prefix and tokens after the remaining blocks and the final norm."""
         hidden = torch.cat([prefix, x.to(prefix.dtype)], dim=1)
         blocked = None
         if mask is not None and not bool(mask.all()):
@@ -148,7 +157,4 @@ class DeiT:
             blocked = blocked.masked_fill(~seen, torch.finfo(hidden.dtype).min).expand(-1, -1, hidden.shape[1], -1)
         for block in self.blocks[self.cut :]:
             hidden = block(hidden, blocked)
-        hidden = self.trunk.layernorm(hidden)
-        if hasattr(self.model, "cls_classifier"):  # both heads, as the model itself does
-            return (self.model.cls_classifier(hidden[:, 0]) + self.model.distillation_classifier(hidden[:, 1])) / 2
-        return self.model.classifier(hidden[:, 0])
+        return self.trunk.layernorm(hidden)

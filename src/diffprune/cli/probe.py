@@ -82,7 +82,7 @@ def command(
         typer.Option(help="Least share of a picture that a crop leaves in a scorer's training; 0.8 where left out."),
     ] = None,
     train_keep: Annotated[
-        str, typer.Option(help="Budgets of a scorer's training, as two shares; 0.05,0.6 where left out.")
+        str, typer.Option(help="Budgets of a scorer's training, as two shares; 0.25,0.75 where left out.")
     ] = "",
     temperatures: Annotated[
         str, typer.Option(help="Of a scorer's training, the first and the last; 2,0.1 where left out.")
@@ -98,7 +98,14 @@ def command(
     ] = None,
     parts: Annotated[
         str | None,
-        typer.Option(help="Make-up of those parts: any (where left out), or near, what lies around a random place."),
+        typer.Option(help="Make-up of those parts: near (where left out), what lies around a random place, or any."),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="What a classifier in training is told: tokens (where left out), by the boxes what each patch shows, "
+            "or picture, the class alone."
+        ),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Time for all; what is not done then is done next time.")
@@ -170,6 +177,7 @@ def command(
         noise=noise,
         hide=hide,
         parts=parts,
+        labels=labels,
         bridge=bridge,
     )
     drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
@@ -218,7 +226,7 @@ def command(
 
 
 def two_numbers(option: str, text: str, usual: tuple[float, float]) -> tuple[float, float] | None:
-    """`0.05,0.6` as two numbers; None where nothing is given."""
+    """`0.25,0.75` as two numbers; None where nothing is given."""
     if not text:
         return None
     try:

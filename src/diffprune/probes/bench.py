@@ -31,6 +31,7 @@ from diffprune.probes.deit import (
     train_deit,
 )
 from diffprune.probes.hiding import PARTS
+from diffprune.probes.labels import LABELS
 from diffprune.schedules import resolve_steps, tau_at
 from diffprune.train.agreement import scorer_told
 from diffprune.train.loop import train
@@ -65,7 +66,7 @@ class Settings:
         line: Points along one direction of the scorer's weights; `slice` along each of two.
         draws: Samples of the straight-through gradient.
         shape: Of the classifier; `epochs` and `train_batch` are of its training, and `hide` the share of it that sees
-            a part of the patches, a quarter or a sixteenth, of the make-up `parts`.
+            a part of the patches, a quarter or a sixteenth, of the make-up `parts`; `labels` is what it is told.
         noise: What takes a token's place, "matched" or "unit".
         bridge: Train DiffPrune by the recipe of that name: standardised logits, or a scorer may undo the temperature by
             making them all equal; kept tokens as they are; and tokens of no weight taken out, for noise in their place
@@ -76,7 +77,7 @@ class Settings:
     steps: int = 400
     batch: int = 64
     moments: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    train_keep: tuple[float, float] = (0.05, 0.6)
+    train_keep: tuple[float, float] = (0.25, 0.75)
     temperatures: tuple[float, float] = (2.0, 0.1)
     keep: float = 0.25
     keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333, 0.5, 0.7)
@@ -94,7 +95,8 @@ class Settings:
     epochs: int = 300
     train_batch: int = 256
     hide: float = 0.0
-    parts: str = "any"
+    parts: str = "near"
+    labels: str = "tokens"
     noise: str = "matched"
     bridge: bool = True
 
@@ -103,6 +105,8 @@ class Settings:
             raise ValueError(f"noise {self.noise!r} is not known; give matched or unit")
         if self.parts not in PARTS:
             raise ValueError(f"parts {self.parts!r} are not known; give {' or '.join(PARTS)}")
+        if self.labels not in LABELS:
+            raise ValueError(f"labels {self.labels!r} are not known; give {' or '.join(LABELS)}")
         if not 0 <= self.hide <= 1:
             raise ValueError(f"hide {self.hide:g} is no share of the training; give a number from 0 to 1")
         if not 0 < self.min_area <= 1:
@@ -220,7 +224,8 @@ class Bench:
         near = "near each other " if self.settings.parts == "near" else ""
         hidden = f"a quarter or a sixteenth of the patches {near}for {hide:g} of the time"
         shown = hidden if hide else "all patches all the time"
-        weights = f"classifiers trained from scratch on such pictures, seeing {shown}"
+        told = ", told what each patch shows" if self.settings.labels == "tokens" else ""
+        weights = f"classifiers trained from scratch on such pictures, seeing {shown}{told}"
         if not is_own:
             weights = f"weights {Path(str(self.weights)).name}"
         return f"{self.settings.recipe}; {weights}; {pictures}"
@@ -313,6 +318,7 @@ class Bench:
             seconds=None if self.minutes is None else 60.0 * self.minutes,
             hide=settings.hide,
             parts=settings.parts,
+            labels=settings.labels,
             say=self.say,
         )
         if self.save_weights is not None:
@@ -331,6 +337,10 @@ class Bench:
         if training.hide and training.parts != self.settings.parts:
             raise ValueError(
                 f"the classifier in {weights} was trained with --parts {training.parts}; give that here too"
+            )
+        if training.labels != self.settings.labels:
+            raise ValueError(
+                f"the classifier in {weights} was trained with --labels {training.labels}; give that here too"
             )
         return classifier
 

@@ -2,7 +2,8 @@
 
 Trained here they are small-data models: 64-pixel pictures, patches of 4, so 256 tokens, and minutes of training. During
 the first part of it, where asked for, each picture shows a quarter or a sixteenth of its patches (`hiding`), which is
-cheap and makes the models used to missing tokens, as large models are; the last part sees them all.
+cheap and makes the models used to missing tokens, as large models are; the last part sees them all. They may be told
+what each patch shows (`labels`), which makes them read the object rather than what surrounds it.
 """
 
 import json
@@ -22,9 +23,20 @@ from torch.nn import functional as F
 from diffprune.backbones.deit import DeiT
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.ops import take_tokens
-from diffprune.probes.augment import MEAN, STD, augment, mix, normalise
+from diffprune.probes.augment import (
+    MEAN,
+    STD,
+    crop,
+    draw_crops,
+    draw_mixture,
+    inside_cropped,
+    mix,
+    normalise,
+    recolour,
+)
 from diffprune.probes.data import Photos, draw_rows
 from diffprune.probes.hiding import SHOWN, draw_shown
+from diffprune.probes.labels import TOKEN_WEIGHT, part_targets, token_targets
 from diffprune.results import write_text
 from diffprune.train.loop import train
 
@@ -55,6 +67,7 @@ class Training:
         curve: Step, training loss (of mixed pictures) and top-1 at some moments.
         hide: Share of the training that saw a part of the patches; None where that was not written down.
         parts: Of what make-up those were (`hiding.PARTS`).
+        labels: What it was told (`labels.LABELS`).
     """
 
     trained_at: str
@@ -69,6 +82,7 @@ class Training:
     curve: dict[str, list[float]]
     hide: float | None = None
     parts: str = "any"
+    labels: str = "picture"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +157,7 @@ def train_deit(
     seconds: float | None,
     hide: float = 0.0,
     parts: str = "any",
+    labels: str = "picture",
     seed: int = 42,
     say: Callable[[str], None] = lambda text: None,
 ) -> Classifier:
@@ -153,19 +168,21 @@ def train_deit(
         seconds: The learning rate follows the share of it that has passed; None trains all epochs.
         hide: Share of the training that sees a part of the patches: cheaper, and used to missing tokens.
         parts: Of what make-up (`hiding.PARTS`).
+        labels: What it is told (`labels.LABELS`): with "tokens" also what every patch shows.
         say: Told the accuracy at every tenth of the run.
     """
     device = photos.pixels.device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_deit(name, photos.num_classes, shape).to(device).train()
+        token_head = nn.Linear(cast(Any, model).config.hidden_size, photos.num_classes + 1).to(device)  # for training
     on_gpu = device.type == "cuda"
-    backbone = CompiledDeiT(model) if on_gpu else DeiT(model)
+    backbone, head = CompiledDeiT(model) if on_gpu else DeiT(model), cast(Any, model).classifier
 
-    def classify(x: Tensor, keep: Tensor | None) -> Tensor:
+    def read(x: Tensor, keep: Tensor | None) -> Tensor:
         hidden = backbone.trunk.embeddings(x)
         prefix, patches = hidden[:, :2], hidden[:, 2:]  # [CLS] and the distillation token, then the patches
-        return backbone.logits(prefix, patches if keep is None else take_tokens(patches, keep))
+        return backbone.states(prefix, patches if keep is None else take_tokens(patches, keep))
 
     steps = max(1, epochs * len(photos) // batch)
     num_patches = backbone.side**2
@@ -177,15 +194,28 @@ def train_deit(
     def loss(step: int, tau: float) -> Float[Tensor, ""]:
         del tau
         rows, generator = draw_rows(photos, batch, seed=seed, step=step)
-        x = augment(photos.pixels[rows], generator)
-        x, targets = mix(normalise(x), photos.labels[rows], photos.num_classes, seed * 1_000_003 + step)
+        crops, own = draw_crops(batch, generator), draw_mixture(shape.side, seed * 1_000_003 + step, device)
+        x = mix(normalise(recolour(crop(photos.pixels[rows], crops), generator)), own)
+        targets = mix(F.one_hot(photos.labels[rows], photos.num_classes).float(), own.mean())
+        tokens = None  # what every patch shows, [B, N, classes + 1]
+        if labels == "tokens":
+            inside = inside_cropped(photos.boxes[rows], crops, backbone.side)
+            tokens = token_targets(photos.labels[rows], inside, photos.num_classes)
+            tokens = mix(tokens, F.avg_pool2d(own[None], shape.patch).view(-1, 1))
         keep = None
         if passed(step) < hide:
             count = max(1, num_patches // SHOWN[step % len(SHOWN)])
             keep = draw_shown(x, patch=shape.patch, count=count, generator=generator, parts=parts)
+            if tokens is not None:
+                tokens = take_tokens(tokens, keep)
+                targets = part_targets(tokens)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            logits = classify(x, keep)
-        return F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
+            hidden = read(x, keep)
+            logits, named = head(hidden[:, 0]), None if tokens is None else token_head(hidden[:, 2:])
+        value = F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
+        if named is None or tokens is None:
+            return value
+        return value + TOKEN_WEIGHT * F.cross_entropy(named.float().flatten(0, 1), tokens.flatten(0, 1))
 
     if on_gpu:  # compiling every kind of step is no part of the time
         for step in (*(range(len(SHOWN)) if hide else ()), steps):
@@ -204,7 +234,7 @@ def train_deit(
             say(f"{name}: step {step + 1}, loss {value:.3f}, top-1 {top1:.1f} %")
 
     losses = train(
-        model.parameters(),
+        [*model.parameters(), *(token_head.parameters() if labels == "tokens" else ())],
         loss,
         steps=steps,
         seconds=seconds,
@@ -228,6 +258,7 @@ def train_deit(
         curve=curve,
         hide=hide,
         parts=parts,
+        labels=labels,
     )
     return Classifier(model=model, training=training)
 

@@ -1,0 +1,33 @@
+"""What a classifier in training is told: the picture's class alone, or also what each patch shows (token labelling).
+
+Photographs of a class share their background, and few of them are there, so a classifier told the class alone reads the
+meadow as gladly as the cow, and no loss of its answers has a reason to ask for the cow. Large models have seen enough to
+know better. Told in tokens, a small one is taught that background says nothing: every patch names its class inside the
+object's box and background outside (LV-ViT's token labelling), and a part of a picture has to answer for the objects it
+shows and for nothing where it shows none. The boxes are those of training pictures; no scorer ever sees one.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+LABELS = ("picture", "tokens")
+TOKEN_WEIGHT = 0.5  # of the patches' loss beside the picture's, as in LV-ViT
+ENOUGH = 2.0  # patches of an object from which a part has to be sure of it
+
+
+def token_targets(
+    labels: Int[Tensor, " B"], inside: Float[Tensor, "B N"], num_classes: int
+) -> Float[Tensor, "B N C1"]:
+    """Each patch's class where it lies inside the box, and one more class, background, where it does not."""
+    named = inside.unsqueeze(-1) * F.one_hot(labels, num_classes).unsqueeze(1)
+    return torch.cat([named, 1 - inside.unsqueeze(-1)], dim=-1)
+
+
+def part_targets(shown: Float[Tensor, "B S C1"]) -> Float[Tensor, "B classes"]:
+    """What a part of a picture can tell of it: the classes its patches show, no class more than another where none."""
+    classes = shown[..., :-1].sum(1)  # patches of each class
+    num_object = classes.sum(-1, keepdim=True)
+    sure = (num_object / ENOUGH).clamp(max=1)
+    return sure * classes / num_object.clamp(min=1e-6) + (1 - sure) / classes.shape[-1]
