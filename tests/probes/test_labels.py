@@ -23,9 +23,9 @@ def test_patches_name_their_class_inside_the_box_and_background_outside() -> Non
 
 
 def test_a_part_answers_for_what_it_shows_of_the_object() -> None:
-    nothing, one, much = part_targets(targets_of([[0.0] * 4, [1.0, 0, 0, 0], [1.0] * 4]))
+    nothing, half, much = part_targets(targets_of([[0.0] * 4, [0.5, 0, 0, 0], [1.0] * 4]))
     torch.testing.assert_close(nothing, torch.full((3,), 1 / 3))
-    torch.testing.assert_close(one, torch.tensor([1 / 6, 2 / 3, 1 / 6]))  # one patch is half of enough
+    torch.testing.assert_close(half, torch.tensor([1 / 6, 2 / 3, 1 / 6]))  # one whole patch would be enough
     torch.testing.assert_close(much, torch.tensor([0.0, 0.0, 1.0]))
 
 
