@@ -50,18 +50,14 @@ def crop(pixels: UInt8[Tensor, "B 3 h w"], crops: Float[Tensor, "B 2 3"]) -> Flo
 
 def recolour(x: Float[Tensor, "B 3 h w"], generator: torch.Generator) -> Float[Tensor, "B 3 h w"]:
     """Each picture with another brightness, contrast and saturation."""
-    brightness, contrast, saturation = (
-        _uniform(len(x), 0.6, 1.4, generator)[:, None, None, None] for _ in range(3)
-    )
+    brightness, contrast, saturation = (_uniform(len(x), 0.6, 1.4, generator)[:, None, None, None] for _ in range(3))
     x = x * brightness
     x = (x - x.mean((1, 2, 3), keepdim=True)) * contrast + x.mean((1, 2, 3), keepdim=True)
     grey = x.mean(1, keepdim=True)
     return ((x - grey) * saturation + grey).clamp(0, 1)
 
 
-def inside_cropped(
-    boxes: Float[Tensor, "B 4"], crops: Float[Tensor, "B 2 3"], side: int
-) -> Float[Tensor, "B N"]:
+def inside_cropped(boxes: Float[Tensor, "B 4"], crops: Float[Tensor, "B 2 3"], side: int) -> Float[Tensor, "B N"]:
     """Which cells of a side x side grid over the cropped pictures have their centre inside each box: 1, else 0."""
     places = (F.affine_grid(crops, [len(crops), 1, side, side], align_corners=False).flatten(1, 2) + 1) / 2  # [B, N, 2]
     is_in = (places >= boxes[:, None, :2]) & (places < boxes[:, None, 2:])

@@ -53,7 +53,6 @@ class Settings:
     Args:
         steps: Of a scorer's training; `batch` pictures each, every step with a budget of its own between `train_keep`,
             at temperatures that fall from the first of `temperatures` to the second.
-            Where `batch` equals `pictures`, one compiled graph serves training and comparison.
         moments: Shares of that training at which gradients are compared.
         keep: Budget at which gradients and losses are looked at.
         keeps: Budgets at which accuracy is measured; `box_keeps` those of relevance.
@@ -74,8 +73,8 @@ class Settings:
     """
 
     name: str
-    steps: int = 400
-    batch: int = 64
+    steps: int = 200
+    batch: int = 128
     moments: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     train_keep: tuple[float, float] = (0.25, 0.75)
     temperatures: tuple[float, float] = (2.0, 0.1)
@@ -493,16 +492,17 @@ class Bench:
     def read(self) -> Reader:
         """Class logits from prefix and tokens; compiled, where there is a GPU, for whole batches of whole pictures.
 
-        That is one shape. All others run as they are: the number of tokens left changes from step to step.
+        Those are two shapes, a training step's and that of compared gradients. All others run as they are: the number
+        of tokens left changes from step to step.
         """
         deit = self.cut_open()
         if not self.device.startswith("cuda"):
             return deit.logits
         compiled = CompiledDeiT(self.classifier.model, cut=deit.cut)
-        shape = (self.settings.batch, deit.side**2)
+        shapes = [(count, deit.side**2) for count in (self.settings.batch, self.settings.pictures)]
 
         def read(prefix: Tensor, x: Tensor) -> Tensor:
-            return (compiled if x.shape[:2] == shape and torch.is_grad_enabled() else deit).logits(prefix, x)
+            return (compiled if x.shape[:2] in shapes and torch.is_grad_enabled() else deit).logits(prefix, x)
 
         return read
 

@@ -1,10 +1,10 @@
 """What a classifier in training is told: the picture's class alone, or also what each patch shows (token labelling).
 
 Photographs of a class share their background, and few of them are there, so a classifier told the class alone reads the
-meadow as gladly as the cow, and no loss of its answers has a reason to ask for the cow. Large models have seen enough to
-know better. Told in tokens, a small one is taught that background says nothing: every patch names its class inside the
-object's box and background outside (LV-ViT's token labelling), and a part of a picture has to answer for the objects it
-shows and for nothing where it shows none. The boxes are those of training pictures; no scorer ever sees one.
+meadow as gladly as the cow, and no loss of its answers has a reason to ask for the cow. Large models have seen enough
+to know better. Told in tokens, a small one is taught that background says nothing: every patch names its class inside
+the object's box and background outside (LV-ViT's token labelling), and a part of a picture has to answer for the
+objects it shows and for nothing where it shows none. The boxes are those of training pictures; no scorer sees one.
 """
 
 import torch
@@ -16,9 +16,7 @@ LABELS = ("picture", "tokens")
 TOKEN_WEIGHT = 1.0  # of the patches' loss beside the picture's; with 0.5, LV-ViT's, scorers found less of the object
 
 
-def token_targets(
-    labels: Int[Tensor, " B"], inside: Float[Tensor, "B N"], num_classes: int
-) -> Float[Tensor, "B N C1"]:
+def token_targets(labels: Int[Tensor, " B"], inside: Float[Tensor, "B N"], num_classes: int) -> Float[Tensor, "B N C1"]:
     """Each patch's class where it lies inside the box, and one more class, background, where it does not."""
     named = inside.unsqueeze(-1) * F.one_hot(labels, num_classes).unsqueeze(1)
     return torch.cat([named, 1 - inside.unsqueeze(-1)], dim=-1)
