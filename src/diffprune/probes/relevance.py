@@ -151,8 +151,19 @@ def asked(
             (gradient,) = torch.autograd.grad(loss, noise)
             asks_in, asks_out = (-(gradient * part).sum(-1) / part.sum(-1) for part in (inside, outside))
             found[keep, tau].append(asks_in - asks_out)
-    differences = {pair: torch.cat(parts) for pair, parts in found.items()}
-    return {pair: float(each.mean() / each.std().clamp(min=1e-12)) for pair, each in differences.items()}
+    return {pair: _asks(bench, torch.cat(parts)) for pair, parts in found.items()}
+
+
+def _asks(bench: Bench, differences: Float[Tensor, " M"]) -> float:
+    """The mean in deviations; pictures without a finite gradient do not count, as steps without one are not taken."""
+    finite = differences[differences.isfinite()]
+    if left_out := len(differences) - len(finite):
+        bench.say(f"{bench.backbone}: {left_out} of {len(differences)} pictures had no finite gradient")
+    if len(finite) < 2:
+        raise ValueError(
+            f"{len(finite)} of {len(differences)} pictures had a finite gradient; the classifier cannot be probed"
+        )
+    return float(finite.mean() / finite.std().clamp(min=1e-12))
 
 
 def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) -> dict[tuple[str, float], Tensor]:
