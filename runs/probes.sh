@@ -68,7 +68,7 @@ if [ ${#seeds[@]} -gt 1 ]; then # the first seed's process trains the classifier
         for backbone in $waiting; do
             if [ -f "$weights/$backbone/training.json" ]; then
                 for seed in "${seeds[@]:1}"; do
-                    left=$("$python" -c "print($minutes - $SECONDS / 60)")
+                    left=$("$python" -c "print(round($minutes - $SECONDS / 60, 2))")
                     probe "$backbone" "$backbone-$seed" "$left" --weights "$weights/$backbone" --seeds "$seed" "$@"
                 done
             else
