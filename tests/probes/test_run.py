@@ -183,6 +183,12 @@ def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:
     assert "told what each patch shows" in bench.recipe and "told" not in untold.recipe
     with pytest.raises(ValueError, match="was trained with --labels tokens; give that here too"):
         _ = untold.classifier
+    early = replace(
+        loaded, training=replace(loaded.training, hide=None, labels="picture")
+    )  # before either was recorded
+    save_deit(early, tmp_path / "early")
+    with pytest.raises(ValueError, match="was trained with --labels picture; give that here too"):
+        _ = Bench(backbone="deit-tiny", settings=bench.settings, weights=str(tmp_path / "early")).classifier
 
 
 def test_weights_that_know_more_classes_are_cut_down_to_those_of_the_pictures(bench: Bench, tmp_path: Path) -> None:
@@ -283,9 +289,9 @@ def test_all_blocks_of_a_classifier_share_one_compiled_graph(bench: Bench, monke
         found = [deit.logits(encoded.prefix, encoded.tokens.x) for deit in (plain, fast, fast)]
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
         assert len(plain.blocks) == 3 and len(graphs) == 1
-        # On a GPU whole batches of whole pictures are compiled where there are gradients, and nothing else is.
+        # On a GPU batches of training and of comparison are compiled where there are gradients, and nothing else is.
         on_gpu = Bench(backbone="deit-tiny", settings=bench.settings, device="cuda", _kept=bench._kept)
-        for pictures, tokens, made in ((16, 40, 1), (8, 64, 1), (16, 64, 2), (16, 64, 2)):
+        for pictures, tokens, made in ((16, 40, 1), (9, 64, 1), (16, 64, 2), (8, 64, 3), (16, 64, 3)):
             prefix, x = encoded.prefix[:pictures], encoded.tokens.x[:pictures, :tokens].clone().requires_grad_()
             torch.testing.assert_close(on_gpu.read(prefix, x), on_gpu.cut_open().logits(prefix, x))
             assert len(graphs) == made

@@ -140,10 +140,7 @@ class DeiT:
             x: Patch tokens, dropped or weakened.
             mask: True where a token is real, for rows that keep different numbers.
         """
-        hidden = self.states(prefix, x, mask)
-        if hasattr(self.model, "cls_classifier"):  # both heads, as the model itself does
-            return (self.model.cls_classifier(hidden[:, 0]) + self.model.distillation_classifier(hidden[:, 1])) / 2
-        return self.model.classifier(hidden[:, 0])
+        return self.answer(self.states(prefix, x, mask))
 
     def states(
         self, prefix: Float[Tensor, "B P D"], x: Float[Tensor, "B K D"], mask: Bool[Tensor, "B K"] | None = None
@@ -158,3 +155,9 @@ class DeiT:
         for block in self.blocks[self.cut :]:
             hidden = block(hidden, blocked)
         return self.trunk.layernorm(hidden)
+
+    def answer(self, hidden: Float[Tensor, "B T D"]) -> Float[Tensor, "B classes"]:
+        """Class logits from `states`."""
+        if hasattr(self.model, "cls_classifier"):  # both heads, as the model itself does
+            return (self.model.cls_classifier(hidden[:, 0]) + self.model.distillation_classifier(hidden[:, 1])) / 2
+        return self.model.classifier(hidden[:, 0])

@@ -327,9 +327,9 @@ class Bench:
     def _load_classifier(self, weights: str) -> Classifier:
         classifier = load_deit(weights, self.photos.names, self.device)
         training = classifier.training
-        if training is None or training.hide is None:
+        if training is None:
             return classifier
-        if training.hide != self.settings.hide:
+        if training.hide not in (None, self.settings.hide):
             raise ValueError(
                 f"the classifier in {weights} was trained with --hide {training.hide:g}; give that here too"
             )
@@ -396,7 +396,7 @@ class Bench:
     ) -> Iterator[tuple[Int[Tensor, " B"], Encoded]]:
         """Rows and tokens of all pictures, some at a time, in order."""
         deit = self.cut_open(cut)
-        chunk = 8 * self.settings.batch  # nothing is kept for a backward pass here
+        chunk = 8 * self.settings.pictures  # nothing is kept for a backward pass here
         for rows in torch.arange(len(photos), device=photos.labels.device).split(chunk):
             seeds = tuple(photos.seeds[row] for row in rows.tolist())
             with self.autocast():

@@ -155,9 +155,9 @@ def train_deit(
     epochs: int,
     batch: int,
     seconds: float | None,
-    hide: float = 0.0,
-    parts: str = "any",
-    labels: str = "picture",
+    hide: float,
+    parts: str,
+    labels: str,
     seed: int = 42,
     say: Callable[[str], None] = lambda text: None,
 ) -> Classifier:
@@ -177,7 +177,7 @@ def train_deit(
         model = build_deit(name, photos.num_classes, shape).to(device).train()
         token_head = nn.Linear(cast(Any, model).config.hidden_size, photos.num_classes + 1).to(device)  # for training
     on_gpu = device.type == "cuda"
-    backbone, head = CompiledDeiT(model) if on_gpu else DeiT(model), cast(Any, model).classifier
+    backbone = CompiledDeiT(model) if on_gpu else DeiT(model)
 
     def read(x: Tensor, keep: Tensor | None) -> Tensor:
         hidden = backbone.trunk.embeddings(x)
@@ -211,7 +211,7 @@ def train_deit(
                 targets = part_targets(tokens)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             hidden = read(x, keep)
-            logits, named = head(hidden[:, 0]), None if tokens is None else token_head(hidden[:, 2:])
+            logits, named = backbone.answer(hidden), None if tokens is None else token_head(hidden[:, 2:])
         value = F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
         if named is None or tokens is None:
             return value

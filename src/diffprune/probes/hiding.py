@@ -1,9 +1,9 @@
 """Which patches a classifier in training is shown while the others are hidden (PatchDropout).
 
 A classifier that has seen random parts alone takes any other choice for something new, and then random choice beats
-every pruner. So parts are of any make-up: each picture's is drawn on a scale of its own between scattered, connected,
-of one colour and rich or poor in contrast. Or they are near: what lies around a random place, and then it matters much
-which place. No pruner's choice is among them.
+every pruner. So parts are near: what lies around a random place, and it matters much which place. Or they are of any
+make-up: each picture's is drawn on a scale of its own between scattered, connected, of one colour and rich or poor in
+contrast.
 """
 
 import torch
@@ -19,7 +19,7 @@ RAGGED = 0.3  # how far the rim of a near part departs from a circle, in logarit
 
 
 def draw_shown(
-    x: Float[Tensor, "B 3 h w"], *, patch: int, count: int, generator: torch.Generator, parts: str = "any"
+    x: Float[Tensor, "B 3 h w"], *, patch: int, count: int, generator: torch.Generator, parts: str
 ) -> Int[Tensor, "B shown"]:
     """Raster indices of the `count` patches that each picture shows, in no order."""
     num_images, side = len(x), x.shape[-1] // patch

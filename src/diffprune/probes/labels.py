@@ -4,7 +4,8 @@ Photographs of a class share their background, and few of them are there, so a c
 meadow as gladly as the cow, and no loss of its answers has a reason to ask for the cow. Large models have seen enough
 to know better. Told in tokens, a small one is taught that background says nothing: every patch names its class inside
 the object's box and background outside (LV-ViT's token labelling), and a part of a picture has to answer for the
-objects it shows and for nothing where it shows none. The boxes are those of training pictures; no scorer sees one.
+objects it shows and for nothing where it shows none. The boxes are those of training pictures, and no scorer sees one
+but the control that is meant to.
 """
 
 import torch
