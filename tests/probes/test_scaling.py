@@ -41,6 +41,13 @@ def yes_folder(tmp_path_factory) -> Path:
     return folder.parent
 
 
+def test_a_trial_without_named_methods_takes_one_of_each_kind(probe, tmp_path) -> None:
+    code, out, err = probe("--out", tmp_path, "--json")
+    assert code == 0, err
+    measured = {row["method"] for row in json.loads(out)}
+    assert measured == {*scaling.METHODS["tiny"], "full"} and measured - {"full"} < set(scaling.METHODS["full"])
+
+
 def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp_path, yes_folder) -> None:
     arguments = ("--out", tmp_path, "--weights", yes_folder, "--questions", 2, "--json")
     code, out, err = probe(*arguments, "--methods", f"diffprune,{scaling.CHANGED[0]}")

@@ -59,7 +59,10 @@ def command(
         ),
     ] = "",
     methods: Annotated[
-        str, typer.Option(help=f"Of scaling alone: comma-separated; all where left out. {OPTIONS_HELP}")
+        str,
+        typer.Option(
+            help=f"Of scaling alone: comma-separated; all where left out, three at the tiny size. {OPTIONS_HELP}"
+        ),
     ] = "",
     questions: Annotated[int | None, typer.Option(min=1, help="Of scaling: scored questions a task.")] = None,
     work: Annotated[
@@ -338,9 +341,7 @@ def _scaling(
     for name in names:
         if name not in scaling.BACKBONES:
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
-    chosen = scaling.check_methods(
-        split_methods(methods) if methods else (scaling.LEARNED, *scaling.CHANGED, *scaling.UNTRAINED)
-    )
+    chosen = scaling.check_methods(split_methods(methods) if methods else scaling.METHODS[size])
     drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn
     settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)
