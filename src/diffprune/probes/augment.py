@@ -8,6 +8,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffprune.probes.data import inside_at
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 ASPECT = math.log(4 / 3)  # of a crop, at most
 
@@ -60,8 +62,7 @@ def recolour(x: Float[Tensor, "B 3 h w"], generator: torch.Generator) -> Float[T
 def inside_cropped(boxes: Float[Tensor, "B 4"], crops: Float[Tensor, "B 2 3"], side: int) -> Float[Tensor, "B N"]:
     """Which cells of a side x side grid over the cropped pictures have their centre inside each box: 1, else 0."""
     places = (F.affine_grid(crops, [len(crops), 1, side, side], align_corners=False).flatten(1, 2) + 1) / 2  # [B, N, 2]
-    is_in = (places >= boxes[:, None, :2]) & (places < boxes[:, None, 2:])
-    return is_in.all(-1).float()
+    return inside_at(boxes, places).float()
 
 
 def draw_mixture(side: int, seed: int, device: torch.device) -> Float[Tensor, "side side"]:

@@ -53,10 +53,12 @@ class Photos:
 def inside_box(boxes: Float[Tensor, "M 4"], side: int) -> Bool[Tensor, "M N"]:
     """Which cells of a side x side grid, in raster order, have their centre inside each box."""
     centres = (torch.arange(side, device=boxes.device) + 0.5) / side
-    x0, y0, x1, y1 = boxes.unsqueeze(-1).unbind(1)  # [M, 1] each
-    columns = (centres >= x0) & (centres < x1)  # [M, side]
-    rows = (centres >= y0) & (centres < y1)
-    return (rows.unsqueeze(-1) & columns.unsqueeze(1)).flatten(1)
+    return inside_at(boxes, torch.cartesian_prod(centres, centres).flip(-1))  # x runs fastest
+
+
+def inside_at(boxes: Float[Tensor, "M 4"], places: Float[Tensor, "... N 2"]) -> Bool[Tensor, "M N"]:
+    """Which of the places, x and y as shares, lie inside each box; they may be each picture's own."""
+    return ((places >= boxes[:, None, :2]) & (places < boxes[:, None, 2:])).all(-1)
 
 
 def draw_rows(photos: Photos, count: int, *, seed: int, step: int) -> tuple[Int[Tensor, " B"], torch.Generator]:
