@@ -9,6 +9,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import pytest
 import torch
 
+from tests.searching import load_profile
+
+load_profile()
 torch.set_num_threads(1)  # several test workers share few cores
 
 
