@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from diffprune.evaluate.native import to_images
 from diffprune_lab.scenes import PICTURE, make_scene, pack, render
+from diffprune_lab.scenes.encode import to_images
 from diffprune_lab.scenes.sizes import SIDES, draw_sized, model_sizes, picture_size, resize
 
 
