@@ -187,7 +187,15 @@ def kill_after(count: int, folder: Path, arguments: Sequence[str]) -> None:
 
 PRUNER = "scenes-llava-diffprune"
 EVAL = ("--keep", "64,32", "--tasks", "scenes", "--questions", "50", "--seeds", "0", "--device", "cpu")
-GROUP = 6  # methods a process measures, so that pictures are encoded once for several
+# Methods that are measured in one process, which encodes the pictures once with what they need; `full` comes along.
+GROUPS = (
+    ("diffprune", "centre"),  # with the shipped pruner
+    ("average_pool", "feature_norm", "gots", "random", "tome", "uniform_grid"),
+    ("agilepruner", "cls_attention", "fastervlm", "holov", "prunesid", "visionzip", "vispruner"),
+    ("cdpruner", "divprune", "mmtok", "text_cluster"),
+    ("fastv", "hidden_norm", "pyramiddrop"),
+    ("dart", "sparsevlm", "sparsevlm-plus"),
+)
 
 
 def untrained() -> list[str]:
@@ -197,31 +205,38 @@ def untrained() -> list[str]:
 
 
 def answer_rows(pruner: str, methods: Sequence[str]) -> list[Row]:
-    """The answers of one `diffprune eval`: of each run a digest, the first few, two hex digits of each, and scores."""
+    """The rows of one `diffprune eval`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "x.json"
         run_command("eval", "--pruner", pruner, "--methods", ",".join(methods), *EVAL, "--out", str(out))
-        runs = json.loads(out.with_suffix(".answers.json").read_text())["runs"]
+        return read_answers(out.with_suffix(".answers.json"))
+
+
+def read_answers(path: Path) -> list[Row]:
+    """Of each run of an answers file a digest, the first few answers, two hex digits of each, and the scores."""
     return [
         {
             **{key: run[key] for key in ("method", "keep", "seed")},
             "digest": digest(run["said"]),
-            "scores": {task: float(score) for task, score in run["score"].items()},
+            # a score may be summed in another order, a task named with its world before it
+            "scores": {task.rpartition("/")[2]: round(score, 9) for task, score in run["score"].items()},
             "said": run["said"][:12],
             "marks": "".join(f"{zlib.crc32(said.encode()) % 256:02x}" for said in run["said"]),
             **({"average": run["average"]} if run.get("average") is not None else {}),
         }
-        for run in runs
+        for run in json.loads(path.read_text())["runs"]
     ]
 
 
 def record_answers(known: Sequence[Row] = ()) -> Iterator[Row]:
-    """The pruner and the full model first, then the other methods a few at a time; those known are left out."""
+    """Answers of the shipped pruner and of methods without training; groups of methods that are known are left out."""
     done = {row["method"] for row in known}
-    if not {"diffprune", "full"} <= done:
-        yield from answer_rows(str(shipped(PRUNER)), ["full"])
-    names = [name for name in untrained() if name not in done and name != "full"]
-    for start in range(0, len(names), GROUP):
-        yield from (
-            row for row in answer_rows("none", ["full", *names[start : start + GROUP]]) if row["method"] != "full"
-        )
+    grouped = {"full", *(name for group in GROUPS for name in group)}
+    others = tuple(name for name in untrained() if name not in grouped)  # that came later
+    for group in (*GROUPS, *([others] if others else [])):
+        if not set(group) <= done:
+            pruner = str(shipped(PRUNER)) if "diffprune" in group else "none"
+            asked = [name for name in group if name != "diffprune"]
+            found = answer_rows(pruner, ["full", *asked])
+            yield from (row for row in found if row["method"] not in done)
+            done |= {row["method"] for row in found}
