@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffprune.fast.buckets import columns_after_cut, num_columns
-from diffprune.fast.path import Unfit, greedy_settings
-from diffprune.fast.vision import RANKED_AT_ONCE, keep_largest
+from diffprune.fast.buckets import num_columns
+from diffprune.fast.choice import RANKED_AT_ONCE, keep_largest
+from diffprune.fast.cuts import columns_after_cut
+from diffprune.fast.options import NotCompiled, greedy_settings
 from diffprune.ops import hard_topk
 from tests import tiny
 
@@ -90,5 +91,5 @@ def test_settings_that_leave_greedy_decoding_as_it_is_are_taken_and_others_named
         ({"max_new_tokens": 4, "streamer": object()}, "streamer"),
         ({}, "max_new_tokens is not given"),
     ):
-        with pytest.raises(Unfit, match=sentence):
+        with pytest.raises(NotCompiled, match=sentence):
             greedy_settings(config, kwargs)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffprune.fast import Unfit
-from diffprune.fast import path as fast_path
+from diffprune.fast import NotCompiled, build, verify
 from diffprune.methods.base import Card, Merged, MergingPruner
 from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens
@@ -81,13 +80,13 @@ def test_a_language_model_that_is_not_what_its_parts_say_is_refused_however_smal
     vlm = compiled(family, "feature_norm", keep=1, **options)
     columns = vlm.fast.store.num_columns()
     assert (columns == 8) == (text_bucket == 1)  # fewer than the probe prompt has tokens
-    read = fast_path.read_decoder
+    read = build.read_decoder
 
     def misread(*arguments: Any, **settings: Any) -> Any:
         weights = read(*arguments, **settings)
         return replace(weights, final_norm=weights.final_norm * torch.linspace(0.5, 2, len(weights.final_norm)))
 
-    monkeypatch.setattr(fast_path, "read_decoder", misread)
+    monkeypatch.setattr(build, "read_decoder", misread)
     with pytest.raises(ValueError, match="the fast path gives other logits than the language model"):
         compiled(family, "feature_norm", keep=1, **options)
 
@@ -97,7 +96,7 @@ def test_a_language_model_that_is_not_what_its_parts_say_is_refused_however_smal
 def test_what_the_compiler_gets_wrong_runs_without_it_and_says_so(
     method: str, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fast_path, "Compiler", Miscompiler)
+    monkeypatch.setattr(build, "Compiler", Miscompiler)
     monkeypatch.setattr(Miscompiler, "wrong", wrong)
     with caplog.at_level(logging.WARNING):
         vlm = compiled("llava", method)
@@ -117,8 +116,8 @@ def test_without_room_for_the_comparison_what_was_compiled_is_used_and_that_is_s
     def full_card(*_: Any) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(fast_path, "Compiler", Miscompiler)
-    monkeypatch.setattr(fast_path.FastPath, "_same_logits", full_card)
+    monkeypatch.setattr(build, "Compiler", Miscompiler)
+    monkeypatch.setattr(verify, "same_logits", full_card)
     with caplog.at_level(logging.WARNING):
         vlm = compiled("llava", "feature_norm", batch_sizes=(1,), text_buckets=(64,))
     assert vlm.fast.decoder.compiled
@@ -480,7 +479,7 @@ def test_a_device_without_room_is_one_sentence(
                 raise RuntimeError("operation failed due to a previous error during capture")
 
     vlm = pruned("llava", "feature_norm", keep=5)
-    monkeypatch.setattr(fast_path.CacheStore, "reserve", full)
+    monkeypatch.setattr(build.CacheStore, "reserve", full)
     with pytest.raises(ValueError, match="no room for the fast path; give fewer or smaller batch_sizes") as refused:
         vlm.compile()
     assert vlm.fast is None and refused.value.__cause__ is None
@@ -490,11 +489,11 @@ def test_a_device_without_room_is_one_sentence(
 def test_what_was_built_before_the_room_was_gone_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
 
-    def full(path: Any, *_: Any) -> None:
-        built.append(weakref.ref(path))
+    def full(builder: Any, *_: Any) -> None:
+        built.append(weakref.ref(builder))
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(fast_path.FastPath, "_make_buckets", full)
+    monkeypatch.setattr(build.Builder, "make_buckets", full)
     with pytest.raises(ValueError, match="no room for the fast path"):
         pruned("llava", "feature_norm", keep=5).compile()
     assert built and built[0]() is None
@@ -504,12 +503,12 @@ def test_an_error_that_has_nothing_to_do_with_room_stays_what_it_is(monkeypatch:
     def broken(*_: Any) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(fast_path.CacheStore, "reserve", broken)
+    monkeypatch.setattr(build.CacheStore, "reserve", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         pruned("llava", "feature_norm", keep=5).compile()
 
 
 def test_a_request_outside_the_buckets_is_refused_by_the_stages() -> None:
     vlm = compiled("llava", "feature_norm")
-    with pytest.raises(Unfit, match="2 rows compiled for"):
+    with pytest.raises(NotCompiled, match="2 rows compiled for"):
         vlm.fast.prepare(vlm.prepare([[tiny.picture(1)]] * 3, ["what?"] * 3))

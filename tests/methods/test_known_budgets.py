@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from diffprune.measure.timing import waiting_refused
+from diffprune.fast.graphs import waiting_refused
 from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens

@@ -8,8 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from diffprune.fast.graphs import capturing
-from diffprune.measure.timing import waiting_refused
+from diffprune.fast.graphs import capturing, waiting_refused
 from diffprune.methods.base import build_method
 from diffprune.methods.prunesid import (
     PruneSID,
