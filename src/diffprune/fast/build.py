@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffprune.backbones.base import Backbone, Batch, with_needs
+from diffprune.fast import verify
 from diffprune.fast.buckets import Bucket, CacheStore, num_columns
 from diffprune.fast.choice import Choose, choose_by_score, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
@@ -20,18 +21,6 @@ from diffprune.fast.graphs import Compiler, is_out_of_memory, settled_heap
 from diffprune.fast.options import CompileOptions
 from diffprune.fast.pictures import Chooser, Picture, Splicer
 from diffprune.fast.towers import BlockParts, Tower, tower_class
-from diffprune.fast.verify import (
-    MISTAKE,
-    PROBE,
-    Miscompiled,
-    capturable,
-    close,
-    depends_on_features_alone,
-    plain_decoder,
-    rounding,
-    verify_bucket,
-    verify_language_model,
-)
 from diffprune.fast.vision import Blocks, FastScorer
 from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
 from diffprune.nn.scorer import Scorer
@@ -95,7 +84,7 @@ class Builder:
                 )
             )
             with self.timed("verify"):
-                verify_language_model(self.backbone, self.decoder, self.store)
+                verify.check_language_model(self.backbone, self.decoder, self.store)
             self.buckets = self.make_buckets_that_agree(shapes)
             if self.tower is not None and self.vlm.budget_rule == "global":
                 for sample in samples:
@@ -177,7 +166,7 @@ class Builder:
         return [first]
 
     def sample(self, size: tuple[int, int]) -> Batch:
-        return self.vlm.prepare([[Image.new("RGB", (size[0], size[1]), (128, 128, 128))]], [PROBE])
+        return self.vlm.prepare([[Image.new("RGB", (size[0], size[1]), (128, 128, 128))]], [verify.PROBE])
 
     def num_visual(self, batch: Batch) -> tuple[int, int]:
         """Visual tokens of a sample's picture, and the newlines that may stay beside those that are kept."""
@@ -208,12 +197,12 @@ class Builder:
         """Buckets of compiled layers, or of plain ones where a compiled bucket gives other logits."""
         try:
             return self.make_buckets(shapes)
-        except Miscompiled as error:
+        except verify.Miscompiled as error:
             mistake = str(error)
         # Out of the handler, whose error holds the graphs made so far.
         self.vlm._say_once(f"{mistake}, so they are captured as they are")
         gc.collect()
-        self.decoder = plain_decoder(self.decoder)
+        self.decoder = verify.plain_decoder(self.decoder)
         return self.make_buckets(shapes)
 
     def make_buckets(self, shapes: Sequence[tuple[int, int, Cuts | None]]) -> list[Bucket]:
@@ -245,7 +234,7 @@ class Builder:
                 with self.timed("verify"):
                     try:
                         scale = self.vlm.base.get_input_embeddings().weight.std()
-                        verify_bucket(bucket, self.decoder, scale=scale, decodes=decodes)
+                        verify.check_bucket(bucket, self.decoder, scale=scale, decodes=decodes)
                     except RuntimeError as error:  # plain layers take more room than compiled ones
                         if not is_out_of_memory(error):
                             raise
@@ -301,7 +290,7 @@ class Builder:
     def encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
         """Whether the compiled tower gives the stock tower's features; reported once where it does not."""
         picture.encode()
-        if close(picture.encoded.x, self.vlm.encode(batch).x, limit=MISTAKE):
+        if verify.close(picture.encoded.x, self.vlm.encode(batch).x, limit=verify.MISTAKE):
             return True
         self.vlm._say_once(
             f"torch.compile gives other features for {picture.batch} x {picture.num_tokens} visual tokens than the "
@@ -316,7 +305,7 @@ class Builder:
             return None
         if self.scorer is not None and isinstance(method, ScoringPruner):
             score = self.scorer.fix(tokens)
-            if close(score(tokens.x), method.score(tokens), limit=rounding(self.dtype)):
+            if verify.close(score(tokens.x), method.score(tokens), limit=verify.rounding(self.dtype)):
                 return choose_by_score(score, k, self.vision_compiler)
         if "text" in method.needs or not method.card.budget.startswith("exact K"):
             return None
@@ -336,8 +325,8 @@ class Builder:
         choose: Choose = own_choice
         if isinstance(method, ScoringPruner):
             choose = choose_by_score(lambda x: method.score(current()), k, self.vision_compiler)
-        alone = depends_on_features_alone(method, current(), k)
-        if not alone or (self.capture and not capturable(choose, tokens.x, k, warn=self.vlm._say_once)):
+        alone = verify.depends_on_features_alone(method, current(), k)
+        if not alone or (self.capture and not verify.capturable(choose, tokens.x, k, warn=self.vlm._say_once)):
             return None
         return choose
 

@@ -45,7 +45,7 @@ def close(found: Tensor, wanted: Tensor, *, limit: float) -> bool:
 # The language model --------------------------------------------------------------------------------------------------
 
 
-def verify_language_model(backbone: Backbone, decoder: Decoder, store: CacheStore) -> None:
+def check_language_model(backbone: Backbone, decoder: Decoder, store: CacheStore) -> None:
     """Refuse a language model whose own forward gives other logits: what its parts do not show shows here."""
     batch = first_columns(backbone.prepare(None, [PROBE], chat=False), store.num_columns())
     lm = backbone.splice(batch, None, None, None)
@@ -68,7 +68,7 @@ def first_columns(batch: Batch, count: int) -> Batch:
     return replace(batch, features=features)
 
 
-def verify_bucket(bucket: Bucket, decoder: Decoder, *, scale: Tensor, decodes: bool) -> None:
+def check_bucket(bucket: Bucket, decoder: Decoder, *, scale: Tensor, decodes: bool) -> None:
     """Refuse compiled layers that give other values than the functions they were made of.
 
     Args:
