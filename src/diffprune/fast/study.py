@@ -23,11 +23,11 @@ from torch import Tensor
 from diffprune.backbones.base import Batch
 from diffprune.fast.path import FastPath
 from diffprune.fast.study_log import Log, short
-from diffprune.measure.real_size import MODELS, build
-from diffprune.measure.timing import median_ms, times_ms, wall_ms
 from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.model import PrunedVLM
+from diffprune.speed.timing import median_ms, times_ms, wall_ms
 from diffprune.types import VisualTokens
+from diffprune_lab.studies.real_size import MODELS, build
 
 QUESTION = "What is written on the sign beside the old red house by the sea, and who painted it so long ago? "
 
@@ -284,8 +284,8 @@ def check_scenes(log: Log, *, tiny: bool, device: str) -> None:
 
 def same_answers(vlm: PrunedVLM, num_prompts: int) -> dict[str, Any]:
     """How many prompts of all tasks get the same greedy tokens from both paths, and the median wall time of each."""
-    from diffprune.scenes import pack, render
-    from diffprune.scenes.tasks import TASKS, build_task
+    from diffprune_lab.scenes import pack, render
+    from diffprune_lab.scenes.tasks import TASKS, build_task
 
     share = num_prompts // len(TASKS)
     questions = [question for task in TASKS for question in build_task(task, "test", share).questions[:share]]
