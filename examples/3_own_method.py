@@ -1,7 +1,7 @@
 """A pruning method of one's own: one class, one function, and every command knows it.
 
 python examples/3_own_method.py
-diffprune --plugin examples/3_own_method.py eval --methods full,loudest_row,random --keep 32 --tasks gqa --questions 20
+diffprune --plugin examples/3_own_method.py eval --methods loudest_row,random --keep 32 --tasks gqa
 """
 
 from pathlib import Path

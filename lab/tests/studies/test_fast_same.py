@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from diffprune.fast import study
 from diffprune.results import read_results
+from diffprune_lab.studies import fast_same as study
 
 
 def test_every_part_of_the_study_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

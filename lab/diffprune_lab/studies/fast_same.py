@@ -1,7 +1,7 @@
 """The fast path against the reference path on one device: whether answers agree, and how long each stage takes.
 
-`python -m diffprune.fast.study --size 7b --device cuda --out fast.json` builds LLaVA-1.5-7B with random weights,
-compiles it, compares logits and greedy tokens with the reference path and times every stage; `--size tiny --device cpu`
+`python -m diffprune_lab.studies.fast_same --size 7b --device cuda --out fast.json` builds LLaVA-1.5-7B with random
+weights, compiles it, compares logits and greedy tokens with the reference path and times every stage; `--size tiny --device cpu`
 does the same in seconds. Every part stands alone: one that fails prints why, and the rest goes on. `--results FILE`
 writes what was found of both paths' answers as a results file.
 """
@@ -22,11 +22,11 @@ from torch import Tensor
 
 from diffprune.backbones.base import Batch
 from diffprune.fast.path import FastPath
-from diffprune.fast.study_log import Log, short
 from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.speed.timing import median_ms, times_ms, wall_ms
 from diffprune.types import VisualTokens
+from diffprune_lab.studies.fast_same_log import Log, short
 from diffprune_lab.studies.real_size import MODELS, build
 
 QUESTION = "What is written on the sign beside the old red house by the sea, and who painted it so long ago? "
