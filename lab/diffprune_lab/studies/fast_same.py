@@ -2,8 +2,8 @@
 
 `python -m diffprune_lab.studies.fast_same --size 7b --device cuda --out fast.json` builds LLaVA-1.5-7B with random
 weights, compiles it, compares logits and greedy tokens with the reference path and times every stage; `--size tiny
---device cpu` does so in seconds. Every part stands alone: one that fails prints why, and the rest goes on. `--results FILE`
-writes what was found of both paths' answers as a results file.
+--device cpu` does so in seconds. Every part stands alone: one that fails prints why, and the rest goes on.
+`--results FILE` writes what was found of both paths' answers as a results file.
 """
 
 import argparse
