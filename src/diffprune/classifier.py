@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffprune.backbones.deit import DeiT, Encoded
-from diffprune.backbones.images import open_image, pixel_seed
+from diffprune.backbones.processors import open_image, pixel_seed
 from diffprune.methods.base import (
     Generators,
     LayerPruner,

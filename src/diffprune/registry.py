@@ -80,6 +80,8 @@ class Registry(Generic[T]):
             return
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
+            if module.name.startswith("_"):  # shared parts of several
+                continue
             importlib.import_module(f"{self.package}.{module.name}")
         self._imported = True
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.backbones.clip import grid_boxes
+from diffprune.backbones._clip import grid_boxes
 from diffprune.scenes import PICTURE, make_scene
 from diffprune.scenes.oracle import Oracle, items, rank_tokens
 from diffprune.types import VisualTokens

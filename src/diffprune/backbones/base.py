@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
-from diffprune.backbones.images import open_image, pixel_seed
+from diffprune.backbones.processors import open_image, pixel_seed
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import take_tokens

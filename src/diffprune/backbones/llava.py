@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from diffprune.backbones._clip import crop_boxes, layer_attention
+from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Batch, Preset, with_needs
-from diffprune.backbones.clip import crop_boxes, layer_attention
-from diffprune.backbones.tower import TowerBackbone
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
 

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.backbones.anyres import View, joined_boxes, real_tiles, unpadded
+from diffprune.backbones._anyres import View, joined_boxes, real_tiles, unpadded
+from diffprune.backbones._clip import layer_attention
+from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Batch, Preset, pad_rows, with_needs
-from diffprune.backbones.clip import layer_attention
-from diffprune.backbones.tower import TowerBackbone
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
 

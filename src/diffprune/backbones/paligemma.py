@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from diffprune.backbones._clip import crop_boxes, layer_attention
 from diffprune.backbones.base import Backbone, Batch, Preset, behind_prompt, with_needs
-from diffprune.backbones.clip import crop_boxes, layer_attention
 from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
 from diffprune.types import LMInputs, VisualTokens

@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.vision_utils import get_vision_window_index
 
+from diffprune.backbones._qwen_vision import QwenVL
 from diffprune.backbones.base import Preset
-from diffprune.backbones.qwen_vision import QwenVL
 from diffprune.registry import BACKBONES
 
 NUM_VISUAL = "1 per 28 x 28 pixels"

@@ -5,8 +5,8 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffprune.backbones._qwen_vision import QwenVL
 from diffprune.backbones.base import Preset
-from diffprune.backbones.qwen_vision import QwenVL
 from diffprune.registry import BACKBONES
 
 NUM_VISUAL = "1 per 28 x 28 pixels"

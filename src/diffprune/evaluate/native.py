@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch, with_needs
-from diffprune.backbones.images import pixel_seed
+from diffprune.backbones.processors import pixel_seed
 from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.evaluate.pixels import make_features, takes_pixels
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner

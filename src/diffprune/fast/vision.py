@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.vision_utils import get_vision_position_ids
 
+from diffprune.backbones._clip import block_attention, encoder_layers
+from diffprune.backbones._qwen_vision import QwenVL, received_attention
 from diffprune.backbones.base import Backbone, Batch, pad_rows
-from diffprune.backbones.clip import block_attention, encoder_layers
 from diffprune.backbones.llava_next import LlavaNext
-from diffprune.backbones.qwen_vision import QwenVL, received_attention
 from diffprune.fast.decoder import Linear, apply_each, linear_of, norm_eps, side_by_side
 from diffprune.fast.graphs import num_bytes
 from diffprune.nn.blocks import position_angles

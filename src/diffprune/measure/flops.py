@@ -8,7 +8,7 @@ language model's head runs on the last position alone, which is all that a first
 from collections.abc import Sequence
 from typing import Any
 
-from diffprune.backbones.anyres import num_tiles_of
+from diffprune.backbones._anyres import num_tiles_of
 from diffprune.nn import BlockSpec
 
 Layers = int | Sequence[int]  # tokens of every layer, or of each layer where tokens are dropped between them

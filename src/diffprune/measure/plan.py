@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from diffprune.backbones.anyres import unpadded
+from diffprune.backbones._anyres import unpadded
 from diffprune.measure.flops import (
     block_weights,
     decoder_weights,

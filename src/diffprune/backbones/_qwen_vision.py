@@ -17,12 +17,10 @@ from torch.nn import functional as F
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
+from diffprune.backbones._clip import grid_boxes
 from diffprune.backbones.base import Backbone, Batch, pad_rows, with_needs
-from diffprune.backbones.clip import grid_boxes
 from diffprune.nn import BlockSpec
 from diffprune.types import LMInputs, VisualTokens
-
-# This file holds shared parts and registers no family of its own.
 
 QUERY_CHUNK = 256  # queries whose attention rows are held at a time; never a whole P x P map
 

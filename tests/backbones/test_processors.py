@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diffprune.backbones import images
-from diffprune.backbones.images import open_image, pixel_seed
+from diffprune.backbones import processors
+from diffprune.backbones.processors import open_image, pixel_seed
 from tests import tiny
 
 
@@ -65,7 +65,7 @@ def test_a_missing_file_a_wrong_type_and_a_wrong_array_are_named(tmp_path: Path)
 
 
 def test_a_gigantic_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_PIXELS", 100)
+    monkeypatch.setattr(processors, "MAX_PIXELS", 100)
     with pytest.raises(ValueError, match="20 x 6 pixels"):
         open_image(Image.new("RGB", (20, 6)))
 
