@@ -22,6 +22,7 @@ from diffprune.fast.decoder import Linear, apply_each, linear_of, norm_eps, side
 from diffprune.fast.graphs import num_bytes
 from diffprune.nn.blocks import position_angles
 from diffprune.nn.scorer import Scorer
+from diffprune.ops import rotate
 from diffprune.types import VisualTokens
 
 RANKED_AT_ONCE = 4096  # up to here the ranks come from all pairs in one kernel; beyond, from a sort
@@ -108,9 +109,7 @@ def normalise(x: Float[Tensor, "*B W"], norm: Norm) -> Float[Tensor, "*B W"]:
 
 def turn(x: Float[Tensor, "R H M E"], cos: Tensor, sin: Tensor) -> Float[Tensor, "R H M E"]:
     """Rotary positions in float32, as towers do."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]).to(x.dtype)
+    return rotate(x.float(), cos, sin).to(x.dtype)
 
 
 def vision_block(

@@ -14,6 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from diffprune.ops import rotate
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSpec:
@@ -172,12 +174,11 @@ def zero_padding(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None) ->
     return x if mask is None else torch.where(mask.unsqueeze(-1), x, 0.0)
 
 
-def rotate(x: Float[Tensor, "B H P head"], angles: Float[Tensor, "B P head"]) -> Float[Tensor, "B H P head"]:
+def rotate_patches(x: Float[Tensor, "B H P head"], angles: Float[Tensor, "B P head"]) -> Float[Tensor, "B H P head"]:
     """`x` turned by its patch's angles, in float32 at least: low precision would blur far positions."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    angles = angles.unsqueeze(1).to(wide.dtype)
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()).to(x.dtype)
+    angles = angles.to(wide.dtype)
+    return rotate(wide, angles.cos(), angles.sin()).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -205,7 +206,7 @@ class Attention(nn.Module):
             for projected in (self.query_norm(self.query(x)), self.key_norm(self.key(x)), self.value(x))
         )
         if angles is not None:
-            query, key = rotate(query, angles), rotate(key, angles)
+            query, key = rotate_patches(query, angles), rotate_patches(key, angles)
         keys = None
         if mask is not None:
             keys = (mask | ~mask.any(-1, keepdim=True))[:, None, None]  # a row without any key would come out NaN
