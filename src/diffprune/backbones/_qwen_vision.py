@@ -5,7 +5,7 @@ merger runs on kept groups alone. P counts patches over all images, group after 
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ class QwenVL(Backbone):
     """A Qwen vision-language model. A family says how patches are embedded and in which order its blocks run them."""
 
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
-    sequence_features: ClassVar[tuple[str, ...]] = ("mm_token_type_ids",)
+    sequence_features: ClassVar[Mapping[str, int]] = {"mm_token_type_ids": 0}
     plain_positions: ClassVar[bool] = False
     picture_features: ClassVar[tuple[str, ...]] = ("image_grid_thw",)
 

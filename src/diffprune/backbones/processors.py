@@ -2,11 +2,14 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
 MAX_PIXELS = 200_000_000
 
@@ -28,6 +31,27 @@ def open_image(source: Any) -> Image.Image:
             )
         return _checked(Image.fromarray(source))
     raise ValueError(f"{type(source).__name__} is no image; give a path, a PIL image or an array of bytes")
+
+
+def open_by_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[Image.Image]]:
+    """The pictures of each prompt.
+
+    Args:
+        images: None, for one prompt its images, or one entry for each prompt: an image, a list of them, or None.
+        single: Whether `images` are those of one prompt.
+    """
+    if images is None:
+        return [[] for _ in range(num_prompts)]
+    if not isinstance(images, (list, tuple)):
+        raise ValueError(f"images is a {type(images).__name__}; give a list of images, even for one")
+    if single:
+        return [[open_image(image) for image in images]]
+    if len(images) != num_prompts:
+        raise ValueError(
+            f"{len(images)} entries in images for {num_prompts} prompts; give one each (None for text only)"
+        )
+    rows = [[] if row is None else list(row) if isinstance(row, (list, tuple)) else [row] for row in images]
+    return [[open_image(image) for image in row] for row in rows]
 
 
 def _read(path: Path) -> Image.Image:
@@ -78,3 +102,12 @@ def pixel_seed(image: Image.Image | np.ndarray) -> int:
     width, height = image.size if isinstance(image, Image.Image) else image.shape[1::-1]
     digest = hashlib.blake2b(image.tobytes(), digest_size=7, salt=f"{width}x{height}".encode()[:16])
     return int.from_bytes(digest.digest(), "big")
+
+
+def move_features(features: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of a processor's output on a device, those of floats in the model's type."""
+    return {
+        key: value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+        for key, value in features.items()
+        if isinstance(value, Tensor)
+    }
