@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from diffprune.backbones._clip import layer_attention
 from diffprune.backbones._tiled import stacked_tiles
 from diffprune.backbones.base import Backbone, Batch, with_needs
-from diffprune.nn import BlockSpec
 from diffprune.types import Grid, VisualTokens
 
 MAX_SIDE = 4096  # of the scaled picture, fixed in the image processor
@@ -26,10 +25,6 @@ class ShuffledTiles(Backbone):
     """Everything but the sizes of Idefics3 and SmolVLM."""
 
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
-
-    @property
-    def block(self) -> BlockSpec:
-        return BlockSpec.from_config(self.config.vision_config)
 
     def vision_modules(self) -> dict[str, nn.Module]:
         return {"vision_model": self.model.model.vision_model, "connector": self.model.model.connector}

@@ -6,7 +6,7 @@ nothing and subclasses nothing, so the model stays what it was.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -15,46 +15,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffprune.backbones import prompts, splice
-from diffprune.backbones.processors import move_features, open_by_prompt, pixel_seed
-from diffprune.backbones.prompts import IGNORE, Exchange, behind_prompt
+from diffprune.backbones._presets import Preset
+from diffprune.backbones.processors import Picture, move_features, open_by_prompt, pixel_seed
+from diffprune.backbones.prompts import IGNORE, Batch, Exchange, behind_prompt
 from diffprune.backbones.splice import NEWLINE_RULES, real_columns_first  # noqa: F401  # other packages ask here
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import pad_rows, take_tokens  # noqa: F401
 from diffprune.types import LMInputs, VisualTokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Prompts and pictures, ready for the model.
-
-    Args:
-        features: What the processor gave: ids, mask, pixels and whatever the family adds. Left-padded.
-        row_of_image: The prompt each image belongs to.
-        sizes: (width, height) of each original picture.
-        seeds: One number per picture, made from its pixels.
-        positions: Of every token, where they were numbered before: prompts that are spliced many times.
-    """
-
-    features: dict[str, Tensor]
-    row_of_image: tuple[int, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = ()
-    seeds: tuple[int, ...] = ()
-    labels: Tensor | None = None
-    positions: Int[Tensor, "*R B T"] | None = None
-
-    @property
-    def num_images(self) -> int:
-        return len(self.row_of_image)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A real size of a family: the hub id, and how many visual tokens a picture gives there."""
-
-    hub_id: str
-    num_visual: str
-    note: str = field(default="")
 
 
 class Backbone(ABC):
@@ -72,6 +40,8 @@ class Backbone(ABC):
     plain_positions: ClassVar[bool] = True
     # Per-image features of the processor, one row each, that `positions` reads.
     picture_features: ClassVar[tuple[str, ...]] = ()
+    # The tower as functions that the fast path compiles, "module:class"; None where the stock tower runs there too.
+    compiled_tower: ClassVar[str | None] = None
 
     def __init__(self, model: nn.Module, processor: Any) -> None:
         self.model = cast(Any, model)
@@ -96,16 +66,33 @@ class Backbone(ABC):
     def project(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K L"]:
         """Features in the language model's space; each token by itself."""
 
-    @property
-    @abstractmethod
-    def block(self) -> BlockSpec:
-        """The kind of block the vision tower is made of."""
-
     @abstractmethod
     def vision_modules(self) -> dict[str, nn.Module]:
         """The parts a pruner depends on (tower and projector), for the fingerprint."""
 
+    # ------------------------------------------------------------------------------------- what its config says
+
+    @classmethod
+    def tower_block(cls, config: Any) -> BlockSpec:
+        """The kind of block the vision tower is made of; default: one like CLIP's."""
+        return BlockSpec.from_config(config)
+
+    @classmethod
+    def num_newlines(cls, config: Any, size: tuple[int, int]) -> int:
+        """Placeholders without picture content of a picture of (width, height)."""
+        return 0
+
+    @classmethod
+    def num_encoded(cls, config: Any, size: tuple[int, int], num_visual: int) -> int:
+        """Tokens the tower works on for a picture of (width, height); more than stay where padding is cut away."""
+        return num_visual
+
     # ------------------------------------------------------------------------------------- what most families share
+
+    @property
+    def block(self) -> BlockSpec:
+        """The kind of block scorers are made of: the tower's own."""
+        return self.tower_block(self.config)
 
     @property
     def config(self) -> Any:
@@ -233,6 +220,14 @@ class Backbone(ABC):
         flat = [image for row in pictures for image in row]
         kwargs: dict[str, Any] = {"images": flat} if flat else {}
         return dict(self.processor(text=prompts, padding=True, padding_side="left", return_tensors="pt", **kwargs))
+
+    def keeps_size(self, size: tuple[int, int]) -> bool:
+        """Whether the processor leaves a picture of (width, height) as large as it is and `pixel_features` serves."""
+        return False
+
+    def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
+        """What the processor would give for such pictures beside the ids of a prompt, made on their device."""
+        raise AssertionError(f"{self.family} keeps the size of no picture")
 
     def placeholder_prompt(self, num_images: int) -> str:
         """The shortest text that holds `num_images` placeholders."""

@@ -36,7 +36,7 @@ class LlavaOnevision(TowerBackbone):
     @property
     def block(self) -> BlockSpec:
         """A block of the tower's kind, as wide as the language model: that is where tokens are scored."""
-        return BlockSpec.from_config(self.config.vision_config).resized(self.config.text_config.hidden_size)
+        return super().block.resized(self.config.text_config.hidden_size)
 
     @property
     def newline(self) -> Float[Tensor, " L"]:

@@ -15,7 +15,6 @@ from transformers import DynamicCache
 
 from diffprune.backbones._clip import crop_boxes, layer_attention
 from diffprune.backbones.base import Backbone, Batch, Preset, with_needs
-from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
 from diffprune.types import LMInputs, VisualTokens
 
@@ -29,10 +28,6 @@ class PaliGemma(Backbone):
         "paligemma-3b-224": Preset(hub_id="google/paligemma-3b-mix-224", num_visual="256"),
         "paligemma-3b-448": Preset(hub_id="google/paligemma-3b-mix-448", num_visual="1024"),
     }
-
-    @property
-    def block(self) -> BlockSpec:
-        return BlockSpec.from_config(self.config.vision_config)
 
     def vision_modules(self) -> dict[str, nn.Module]:
         return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}

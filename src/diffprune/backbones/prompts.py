@@ -1,6 +1,7 @@
-"""Prompts as the model's chat template lays them out, and what follows them in training: answers, further questions."""
+"""Prompts as a model takes them: the chat template, and behind it in training answers and further questions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,30 @@ IGNORE = -100  # label of a position without a target
 ANSWER = "\0"  # stands for an answer while the chat template lays out what is between answers
 
 Exchange = tuple[str, str]  # a question and its answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Prompts and pictures, ready for the model.
+
+    Args:
+        features: What the processor gave: ids, mask, pixels and whatever the family adds. Left-padded.
+        row_of_image: The prompt each image belongs to.
+        sizes: (width, height) of each original picture.
+        seeds: One number per picture, made from its pixels.
+        positions: Of every token, where they were numbered before: prompts that are spliced many times.
+    """
+
+    features: dict[str, Tensor]
+    row_of_image: tuple[int, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    seeds: tuple[int, ...] = ()
+    labels: Tensor | None = None
+    positions: Int[Tensor, "*R B T"] | None = None
+
+    @property
+    def num_images(self) -> int:
+        return len(self.row_of_image)
 
 
 def has_template(processor: Any) -> bool:
