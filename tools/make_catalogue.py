@@ -5,7 +5,6 @@ python tools/make_catalogue.py
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 import typing
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.cli.backbones import list_backbones
-from diffprune.cli.main import subcommands
+from diffprune.cli.main import module_of, subcommands
 from diffprune.cli.methods import list_methods
 from diffprune.results import Row, markdown_table, write_text
 
@@ -97,7 +96,7 @@ def command_options(command: Callable[..., Any]) -> Iterator[Row]:
 
 def command_section(name: str) -> str:
     """One subcommand: its own text, examples as code, options as a table."""
-    command = importlib.import_module(f"diffprune.cli.{name}").command
+    command = module_of(name).command
     text, _, examples = inspect.cleandoc(command.__doc__).replace("\b\n", "").partition("Examples:\n")
     options = list(command_options(command))
     table = f"\n{markdown_table(options, ['option', 'default', 'meaning'])}" if options else ""

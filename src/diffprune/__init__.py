@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffprune import backbones, methods, ops
-    from diffprune.classifier import PrunedClassifier
+    from diffprune.loading import load
+    from diffprune.methods.base import Pruner
     from diffprune.model import PrunedVLM
     from diffprune.types import Budget, ImageSelection, Selection, VisualTokens
 
@@ -14,11 +15,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Budget",
     "ImageSelection",
-    "PrunedClassifier",
     "PrunedVLM",
+    "Pruner",
     "Selection",
     "VisualTokens",
     "backbones",
+    "load",
     "methods",
     "ops",
 ]
@@ -27,10 +29,11 @@ __all__ = [
 _HOME = {
     "Budget": "diffprune.types",
     "ImageSelection": "diffprune.types",
-    "PrunedClassifier": "diffprune.classifier",
     "PrunedVLM": "diffprune.model",
+    "Pruner": "diffprune.methods.base",
     "Selection": "diffprune.types",
     "VisualTokens": "diffprune.types",
+    "load": "diffprune.loading",
 }
 _PACKAGES = ("backbones", "methods", "ops")
 
@@ -41,3 +44,7 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"diffprune.{name}")
     raise AttributeError(f"module 'diffprune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -19,9 +19,6 @@ MAY_NAME = {
     "fast/check.py": "parts of a study on one model",
     "fast/study.py": "parts of a study on one model",
     "fast/vision.py": "to be replaced by `Backbone.compiled_tower`",
-    "measure/real_size.py": "a study of two models",
-    "probes/scaling.py": "a probe of one family",
-    "train/frozen.py": "the family of the reference models",
 }
 
 

@@ -12,9 +12,9 @@ from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, eval
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
-from diffprune.scenes import make_scene, pack, render
-from diffprune.scenes.tasks import TASKS
-from tests import tiny_scenes
+from diffprune_lab.scenes import make_scene, pack, render
+from diffprune_lab.scenes.tasks import TASKS
+from lab.tests import tiny_scenes
 
 SOME = ("gqa", "mmbench", "mme", "textvqa")
 

@@ -5,14 +5,15 @@ import torch
 
 from diffprune.evaluate import native
 from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery
-from diffprune.evaluate.pixels import takes_pixels
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
-from diffprune.scenes import make_scene
-from diffprune.scenes.oracle import items
-from diffprune.scenes.sizes import picture_size
 from diffprune.train.captions import item_regions
-from tests import tiny, tiny_scenes
+from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.oracle import items
+from diffprune_lab.scenes.pixels import takes_pixels
+from diffprune_lab.scenes.sizes import picture_size
+from lab.tests import tiny_scenes
+from tests import tiny
 
 WAYS = {"qwen2_5_vl": "varying", "llava_next": "384"}
 FAMILIES = [*WAYS, "qwen3_vl", "internvl", "idefics3", "llava_onevision", "llava"]

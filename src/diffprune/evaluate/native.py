@@ -21,15 +21,15 @@ from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.backbones.processors import pixel_seed
 from diffprune.evaluate.answers import Answers, Entry, Sheet
-from diffprune.evaluate.pixels import make_features, takes_pixels
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.ops import pad_rows
-from diffprune.scenes import Scene
-from diffprune.scenes.oracle import Oracle
-from diffprune.scenes.sizes import draw_sized, model_sizes, require_way
-from diffprune.scenes.tasks import TASKS, Task, build_task
 from diffprune.types import LMInputs, VisualTokens
+from diffprune_lab.scenes import Scene
+from diffprune_lab.scenes.oracle import Oracle
+from diffprune_lab.scenes.pixels import make_features, takes_pixels
+from diffprune_lab.scenes.sizes import draw_sized, model_sizes, require_way
+from diffprune_lab.scenes.tasks import TASKS, Task, build_task
 
 Progress = Callable[[str, int, int], None]  # stage, how much of it is done, of how much
 PromptBatches = list[tuple[list[int], Batch]]  # places of the prompts among all, and these prompts
