@@ -118,3 +118,8 @@ BACKBONES: Registry[type] = Registry(
     door=doors.BACKBONES,
     shared=frozenset({"base", "prompts", "splice", "processors", "tiles"}),
 )
+
+
+def register(*names: str) -> Callable[[T], T]:
+    """Class decorator: makes a pruning method known under each name, as `METHODS.register` does."""
+    return METHODS.register(*names)

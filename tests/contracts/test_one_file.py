@@ -15,10 +15,7 @@ PACKAGE = Path(diffprune.__file__).parent
 # Files that may name a family, and why. A table or a switch by family is never a reason: make it an attribute of
 # `Backbone` instead.
 MAY_NAME = {
-    "fast/check.py": "parts of a study on one model",
     "fast/study.py": "parts of a study on one model",
-    "fast/towers.py": "to be replaced by `Backbone.compiled_tower`",
-    "fast/vision.py": "to be replaced by `Backbone.compiled_tower`",
 }
 
 

@@ -35,7 +35,7 @@ class Llava(TowerBackbone):
         ),
     }
 
-    compiled_tower: ClassVar[str | None] = "diffprune.fast.vision:ClipTower"
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:ClipTower"
 
     @torch.no_grad()
     def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:

@@ -50,7 +50,7 @@ class LlavaNext(TowerBackbone):
         ),
     }
 
-    compiled_tower: ClassVar[str | None] = "diffprune.fast.vision:TileTower"
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:TileTower"
 
     @property
     def newline(self) -> Float[Tensor, " L"]:

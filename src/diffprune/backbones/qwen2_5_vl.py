@@ -125,7 +125,7 @@ class Qwen25VL(QwenVL):
         ),
     }
 
-    compiled_tower: ClassVar[str | None] = "diffprune.fast.vision:QwenTower"
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:QwenTower"
 
     @classmethod
     def tower_block(cls, config: Any) -> BlockSpec:

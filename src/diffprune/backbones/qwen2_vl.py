@@ -20,7 +20,7 @@ class Qwen2VL(QwenVL):
         "qwen2-vl-7b": Preset(hub_id="Qwen/Qwen2-VL-7B-Instruct", num_visual=NUM_VISUAL),
     }
 
-    compiled_tower: ClassVar[str | None] = "diffprune.fast.vision:QwenTower"
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:QwenTower"
 
     @classmethod
     def block_widths(cls, vision_config: Any) -> tuple[int, int]:

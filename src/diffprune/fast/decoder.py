@@ -212,10 +212,10 @@ def prefill_layer(
     query, key, value = attention_inputs(shape, residual, weights, cos, sin)
     keys[:, :, : key.shape[2]] = key
     values[:, :, : value.shape[2]] = value
-    heard = F.scaled_dot_product_attention(
+    attended = F.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=shape.heads != shape.key_heads
     )
-    residual = residual + F.linear(heard.transpose(1, 2).flatten(2), *weights.out)
+    residual = residual + F.linear(attended.transpose(1, 2).flatten(2), *weights.out)
     return residual, mlp(shape, residual, weights)
 
 
@@ -238,8 +238,8 @@ def decode_layer(
     keys[rows, :, column] = key[:, :, 0]
     values[rows, :, column] = value[:, :, 0]
     grouped = query[:, :, 0].unflatten(1, (shape.key_heads, -1))  # the queries of one key head stand in for its rows
-    heard = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=shape.scaling)
-    residual = residual + F.linear(heard.flatten(1)[:, None], *weights.out)
+    attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=shape.scaling)
+    residual = residual + F.linear(attended.flatten(1)[:, None], *weights.out)
     return residual, mlp(shape, residual, weights)
 
 
