@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from diffprune.backbones.base import Batch
-from diffprune.backbones.images import pixel_seed
+from diffprune.backbones.processors import pixel_seed
 from diffprune.model import PrunedVLM
+from diffprune.ops import pad_rows
 from diffprune.types import VisualTokens
 from diffprune_lab.scenes.pixels import make_features, takes_pixels
 from diffprune_lab.scenes.sizes import draw_sized, model_sizes
@@ -121,13 +122,9 @@ def prompt_ids(
 
 def pad_left(ids: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, "B T"]]:
     """Ids and mask of a batch as a processor gives them."""
-    width = max(map(len, ids))
-    padded = np.full((len(ids), width), pad_id, dtype=np.int64)
-    mask = np.zeros_like(padded)
-    for row, prompt in enumerate(ids):
-        padded[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask)}
+    rows = [torch.tensor(prompt) for prompt in ids]
+    real = [torch.ones_like(row) for row in rows]
+    return {"input_ids": pad_rows(rows, pad_id, left=True), "attention_mask": pad_rows(real, left=True)}
 
 
 def scene_images(scenes: Sequence[Scene], sizes: str) -> list[Image.Image]:

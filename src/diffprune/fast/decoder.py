@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffprune.fast.graphs import num_bytes
+from diffprune.ops import rotate
 
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
 
@@ -166,14 +167,6 @@ def rms_norm(x: Float[Tensor, "*B L"], weight: Float[Tensor, " L"], eps: float) 
     """Unit mean square in float32, then the weight, as the stock norms do."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-def rotate(
-    x: Float[Tensor, "B H T E"], cos: Float[Tensor, "B T E"], sin: Float[Tensor, "B T E"]
-) -> Float[Tensor, "B H T E"]:
-    """Rotary positions: channel i turns with channel i + E/2."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
 
 
 def apply_each(x: Tensor, linears: tuple[Linear, ...], widths: list[int]) -> tuple[Tensor, ...]:

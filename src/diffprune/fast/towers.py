@@ -4,6 +4,7 @@ What depends on the shape alone (rotary tables, the order of windows, masks) is 
 `make_blocks`, so it knows nothing of how blocks are compiled, and a family may bring a tower of its own.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.vision_utils import get_vision_position_ids
 
+from diffprune.backbones._clip import block_attention, encoder_layers
+from diffprune.backbones._qwen_vision import QwenVL, received_attention
 from diffprune.backbones.base import Backbone, Batch, pad_rows
-from diffprune.backbones.clip import block_attention, encoder_layers
 from diffprune.backbones.llava_next import LlavaNext
-from diffprune.backbones.qwen_vision import QwenVL, received_attention
 
 
 class Encoded(NamedTuple):
@@ -62,14 +63,11 @@ class Tower(Protocol):
 
 
 def tower_class(backbone: Backbone) -> Callable[[Any, MakeBlocks], Tower] | None:
-    """What makes the family's tower; None where there is nothing to compile and the stock one runs."""
-    towers: dict[str, Callable[[Any, MakeBlocks], Tower]] = {
-        "llava": ClipTower,
-        "llava_next": TileTower,
-        "qwen2_vl": QwenTower,
-        "qwen2_5_vl": QwenTower,
-    }
-    return towers.get(backbone.family)
+    """What makes the tower that the family names; None where there is nothing to compile and the stock one runs."""
+    if backbone.compiled_tower is None:
+        return None
+    module, _, name = backbone.compiled_tower.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def clip_block(block: Any) -> BlockParts:

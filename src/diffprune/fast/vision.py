@@ -14,6 +14,7 @@ from diffprune.fast.graphs import num_bytes
 from diffprune.fast.towers import BlockParts, MakeBlocks
 from diffprune.nn.blocks import position_angles
 from diffprune.nn.scorer import Scorer
+from diffprune.ops import rotate
 from diffprune.types import VisualTokens
 
 
@@ -75,9 +76,7 @@ def normalise(x: Float[Tensor, "*B W"], norm: Norm) -> Float[Tensor, "*B W"]:
 
 def turn(x: Float[Tensor, "R H M E"], cos: Tensor, sin: Tensor) -> Float[Tensor, "R H M E"]:
     """Rotary positions in float32, as towers do."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]).to(x.dtype)
+    return rotate(x.float(), cos, sin).to(x.dtype)
 
 
 def vision_block(
