@@ -23,7 +23,6 @@ from diffprune_lab.scenes.world import (
     SIZES,
     TAGS,
     WORDS,
-    Box,
     Scene,
     Thing,
     make_scene,
@@ -150,14 +149,6 @@ class Pair(NamedTuple):
     yes: str
     no: str
     key: str
-
-
-def boxes(scene: Scene) -> tuple[Box, ...]:
-    """The boxes of everything that texts speak of: all things, their tags, and the sign."""
-    things = [thing.box for thing in scene.things]
-    tags = [thing.tag_box for thing in scene.things if thing.tag_box is not None]
-    signs = [] if scene.sign is None else [scene.sign.box]
-    return (*things, *tags, *signs)
 
 
 def value_of(thing: Thing, attribute: str) -> int:

@@ -1,4 +1,4 @@
-"""What a model's processor makes of pictures it need not resize, made where the pictures are: the same, but quickly.
+"""What a model's processor makes of pictures it need not resize, made where the pictures are: faster.
 
 A processor takes pictures one by one on the CPU, ten milliseconds each. Pictures of scenes are drawn on the device, and
 for models made for their sizes nothing is left to do but to cut and to normalise.
@@ -26,17 +26,17 @@ def takes_pixels(backbone: Backbone, sizes: str) -> bool:
     """Whether the processor leaves pictures as large as they are; False too in a family that is not known here.
 
     Args:
-        sizes: How the pictures are sized (`scenes.sizes.WAYS`).
+        sizes: How the pictures are sized (`scenes.sizes.SIZES`).
     """
-    if backbone.family not in WAYS:
+    if backbone.family not in BY_FAMILY:
         return False
-    fits = WAYS[backbone.family][0]
+    fits = BY_FAMILY[backbone.family][0]
     return all(fits(backbone.processor.image_processor, size) for size in possible_sizes(sizes))
 
 
 def make_features(backbone: Backbone, pictures: Sequence[Picture]) -> Features:
     """What the processor would give for the pictures beside the ids of a prompt, on their device."""
-    return WAYS[backbone.family][1](backbone.processor.image_processor, pictures)
+    return BY_FAMILY[backbone.family][1](backbone.processor.image_processor, pictures)
 
 
 def normalise(processor: Any, pixels: UInt8[Tensor, "*B 3 H W"]) -> Float[Tensor, "*B 3 H W"]:
@@ -130,7 +130,7 @@ def by_size(pictures: Sequence[Picture], cut: Callable[[Tensor], Tensor]) -> lis
 
 
 # By family: whether pictures of a size are left as large as they are, and what becomes of them.
-WAYS: dict[str, tuple[Callable[[Any, Size], bool], Callable[[Any, Sequence[Picture]], Features]]] = {
+BY_FAMILY: dict[str, tuple[Callable[[Any, Size], bool], Callable[[Any, Sequence[Picture]], Features]]] = {
     "llava": (_is_whole, _whole),
     "llava_next": (_is_tiled, _tiles),
     "qwen2_vl": (_is_native, _patches),
