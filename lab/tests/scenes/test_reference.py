@@ -16,7 +16,7 @@ from diffprune.rng import Rng
 from diffprune_lab.scenes import feed, grounds, muon, package, passes, prefixes, pretrain, reference, supervision, turns
 from diffprune_lab.scenes.draw import pack, render
 from diffprune_lab.scenes.language import all_texts
-from diffprune_lab.scenes.tasks import training_turns_by_kind
+from diffprune_lab.scenes.training_turns import training_turns_by_kind
 from diffprune_lab.scenes.world import WORDS, make_scene
 from lab.tests.tiny_scenes import THREE_BLOCKS as TINY
 

@@ -46,7 +46,6 @@ from diffprune_lab.scenes.language.words import (
     Asked,
     Pair,
     Words,
-    boxes,
     value_of,
 )
 
@@ -76,7 +75,6 @@ __all__ = [
     "ask_same_color",
     "ask_sign",
     "ask_tag_of",
-    "boxes",
     "caption",
     "distractors",
     "grid_of_names",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from diffprune.rng import Rng
 from diffprune_lab.scenes.language import chinese
-from diffprune_lab.scenes.world import CELLS, COLORS, PATTERNS, SHAPES, SIZES, Box, Scene, Thing
+from diffprune_lab.scenes.world import CELLS, COLORS, PATTERNS, SHAPES, SIZES, Thing
 
 UNANSWERABLE = "unanswerable"
 LETTERS = "ABCD"  # of the options in multiple choice
@@ -115,14 +115,6 @@ class Pair(NamedTuple):
     yes: str
     no: str
     key: str
-
-
-def boxes(scene: Scene) -> tuple[Box, ...]:
-    """The boxes of everything that texts speak of: all things, their tags, and the sign."""
-    things = [thing.box for thing in scene.things]
-    tags = [thing.tag_box for thing in scene.things if thing.tag_box is not None]
-    signs = [] if scene.sign is None else [scene.sign.box]
-    return (*things, *tags, *signs)
 
 
 def value_of(thing: Thing, attribute: str) -> int:

@@ -8,10 +8,10 @@ import torch
 
 from diffprune.checkpoint import WEIGHTS_FILE
 from diffprune.config import make_config
+from diffprune.evaluate.throttled import load_throttled, run_config
 from diffprune.model import PrunedVLM
 from diffprune.train.checkpointing import list_checkpoints
 from diffprune.train.run import train_pruner
-from diffprune.train.throttled import load_throttled, run_config
 from tests.train import runs
 
 

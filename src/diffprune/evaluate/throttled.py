@@ -4,6 +4,7 @@ The saved pruner holds the scorer alone; the throttler is in the run's last chec
 """
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,9 +12,16 @@ from torch import Tensor
 
 from diffprune.checkpoint import exported_state
 from diffprune.config import RunConfig, load_config
-from diffprune.evaluate.native import Throttle
 from diffprune.methods.base import Pruner, TrainablePruner
 from diffprune.train.checkpointing import RUN_FILE, load_latest
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """How training ran a pruner at its end: see `PrunedVLM.throttle`."""
+
+    tau: float
+    remove_below: float = 0.0
 
 
 def run_config(folder: Path) -> RunConfig | None:
