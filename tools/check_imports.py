@@ -29,14 +29,27 @@ ALLOWED: dict[str, set[str]] = {
     "schedules": set(),
     "ops": {"types"},
     "nn": {"ops", "types"},
-    "methods": {"nn", "ops", "registry", "types"},
+    "inside": {"ops", "types"},  # what methods inside the language model are given
+    "inside.loop": {"backbones", "methods", "ops", "types"},  # runs a backbone's layers with a method between
+    "inside.training": {"backbones", "methods", "ops", "types"},
+    "methods": {"inside", "nn", "ops", "registry", "types"},
     "backbones": {"nn", "ops", "registry", "types"},
-    "backbones.decoder": {"methods", "ops", "types"},  # runs a backbone's layers with a method between; model uses it
-    "backbones.listening": {"methods", "types"},  # the same in training
     "tiles": {"backbones", "methods", "nn", "ops", "types"},  # between a method and the model, as model is
     "config": {"types"},
     "checkpoint": {"results"},
-    "model": {"backbones", "checkpoint", "fast", "loading", "methods", "nn", "ops", "registry", "results", "tiles"}
+    "model": {
+        "backbones",
+        "checkpoint",
+        "fast",
+        "inside",
+        "loading",
+        "methods",
+        "nn",
+        "ops",
+        "registry",
+        "results",
+        "tiles",
+    }
     | {"types"},
     "scenes": {"evaluate", "results", "types"},
     "scenes.oracle": {"methods", "registry", "types"},

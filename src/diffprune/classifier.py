@@ -14,15 +14,10 @@ from torch.nn import functional as F
 
 from diffprune.backbones.deit import DeiT, Encoded
 from diffprune.backbones.images import open_image, pixel_seed
-from diffprune.methods.base import (
-    Generators,
-    LayerPruner,
-    MergingPruner,
-    Pruner,
-    TrainablePruner,
-    build_method,
-)
+from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.ops import take_tokens
+from diffprune.ops.noise import Generators
 from diffprune.registry import METHODS
 from diffprune.types import Budget, ImageSelection, Selection
 

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from diffprune.checkpoint import exported_state, fingerprint, load_pruner, way_back
-from diffprune.methods.base import build_method, require_weights
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import build_method, parse_method, require_weights
 from diffprune.model import PrunedVLM, refuse_offloaded, vision_state, wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.types import Budget

@@ -18,12 +18,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffprune.backbones import decoder, listening
 from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch, Exchange, real_columns_first
 from diffprune.checkpoint import exported_state, fingerprint, save_pruner
+from diffprune.inside import loop, training
 from diffprune.methods.base import (
     Distillation,
-    Generators,
     LayerPruner,
     MergingPruner,
     Pruner,
@@ -32,9 +31,9 @@ from diffprune.methods.base import (
     TrainableLayerPruner,
     TrainablePruner,
 )
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import parse_method
 from diffprune.ops import hard_mask, linear_gate, take_tokens
-from diffprune.ops.noise import draw_normal
+from diffprune.ops.noise import Generators, draw_normal
 from diffprune.registry import BACKBONES
 from diffprune.results import Row
 from diffprune.tiles import BUDGETS, PerTile
@@ -214,7 +213,7 @@ class PrunedVLM(nn.Module):
             return self.learn(batch, tokens, num_targets=num_targets, **options)[0]
         if isinstance(self.method, LayerPruner):
             lm, counts = self.splice_all(batch, tokens), self._prompt_counts(batch, tokens, keep)
-            hidden, targets = decoder.answer_states(self.backbone, lm, self.method, counts)
+            hidden, targets = loop.answer_states(self.backbone, lm, self.method, counts)
             return self._cross_entropy(hidden, targets, num_targets)
         return self.answer_loss(self._drop(batch, tokens, self._counts(tokens, keep)), num_targets)
 
@@ -242,7 +241,7 @@ class PrunedVLM(nn.Module):
         if isinstance(method, TrainableLayerPruner):
             if remove_below > 0:
                 raise ValueError(f"remove_below={remove_below} is for choices before the language model; set it to 0")
-            lesson = listening.listen(
+            lesson = training.listen(
                 self.backbone,
                 self.splice_all(batch, tokens),
                 method,
@@ -337,7 +336,7 @@ class PrunedVLM(nn.Module):
         tokens = self.encode(batch)
         if isinstance(self.method, LayerPruner) and tokens is not None:
             lm = self.splice_all(batch, tokens)
-            return decoder.generate(self.backbone, lm, self.method, self._prompt_counts(batch, tokens, keep), **kwargs)
+            return loop.generate(self.backbone, lm, self.method, self._prompt_counts(batch, tokens, keep), **kwargs)
         return self.backbone.generate(self.lm_inputs(batch, tokens, keep=keep), **kwargs)
 
     @torch.inference_mode()
@@ -431,7 +430,7 @@ class PrunedVLM(nn.Module):
         if lm.labels is None:
             raise ValueError("the batch has no answers to learn from; make it with prepare(images, text, answers)")
         if lm.heard is not None:
-            lesson = listening.listen(self.backbone, lm)
+            lesson = training.listen(self.backbone, lm)
             if distillation is not None:
                 held = self._distance_from_full(lm, lesson, distillation)
                 penalty = held if penalty is None else penalty + held
@@ -456,10 +455,10 @@ class PrunedVLM(nn.Module):
             total = total + penalty * wanted.sum()
         return total / (wanted.sum() if num_targets is None else num_targets)
 
-    def _distance_from_full(self, lm: LMInputs, lesson: listening.Lesson, weights: Distillation) -> Float[Tensor, ""]:
+    def _distance_from_full(self, lm: LMInputs, lesson: training.Lesson, weights: Distillation) -> Float[Tensor, ""]:
         """How far a pass is from the one in which every token is heard: in what it says, and in the tokens it keeps."""
         with torch.no_grad():
-            full = listening.listen(self.backbone, dataclasses.replace(lm, heard=None))
+            full = training.listen(self.backbone, dataclasses.replace(lm, heard=None))
         wanted = lesson.targets != -100
         said, told = (
             self.base.lm_head(states[wanted]).float().log_softmax(-1) for states in (lesson.hidden, full.hidden)

@@ -13,9 +13,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffprune.backbones.base import pad_rows
-from diffprune.methods.base import Choice, Generators, Merged, MergingPruner, Restricted, TrainablePruner
+from diffprune.methods.base import Choice, Merged, MergingPruner, Restricted, TrainablePruner
 from diffprune.nn.scorer import pack_segments
 from diffprune.ops import take_tokens
+from diffprune.ops.noise import Generators
 from diffprune.types import Grid, VisualTokens
 
 BUDGETS = ("global", "per_tile")

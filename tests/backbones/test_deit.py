@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffprune.backbones.deit import DeiT
 from diffprune.classifier import PrunedClassifier
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES, METHODS
 from tests import tiny

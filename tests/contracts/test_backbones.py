@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffprune.backbones import decoder
-from diffprune.methods.base import build_method
+from diffprune.inside import loop
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from tests import tiny
@@ -158,7 +158,7 @@ def test_dropping_inside_the_language_model_decodes_as_it_recomputes(family: str
             assert cut_everywhere or lengths[0] > lengths[2], "the layers after the cut hold fewer tokens"
             for token in vlm.backbone._answer_ids(answers[row]):
                 embeds = vlm.base.get_input_embeddings()(torch.tensor([[token]]))
-                state = decoder.step(vlm.backbone, embeds, cache)
+                state = loop.step(vlm.backbone, embeds, cache)
             # The answer stands behind the prompt and has no say in what is kept, so the same tokens stay.
             answered = vlm.prepare(picture, question, answers=answers[row : row + 1])
             if not cut_everywhere:  # else the answer would see in the layers before the cut what their caches lost
@@ -169,12 +169,12 @@ def test_dropping_inside_the_language_model_decodes_as_it_recomputes(family: str
             assert tokens is not None
             counts = vlm._prompt_counts(answered, tokens, None)
             lm = vlm.splice_all(answered, tokens)
-            at_once, words = decoder.answer_states(vlm.backbone, lm, vlm.method, counts)
+            at_once, words = loop.answer_states(vlm.backbone, lm, vlm.method, counts)
             assert words[0].tolist() == vlm.backbone._answer_ids(answers[row])
             first, cache = prefilled(vlm, vlm.prepare(picture, question))
             assert (at_once[:, 0] - first).abs().max() < 1e-4
             embeds = vlm.base.get_input_embeddings()(words[:, :1])
-            assert (at_once[:, 1] - decoder.step(vlm.backbone, embeds, cache)).abs().max() < 1e-4
+            assert (at_once[:, 1] - loop.step(vlm.backbone, embeds, cache)).abs().max() < 1e-4
     assert vlm.generate(two_pictures(), QUESTIONS, max_new_tokens=4, return_ids=True).shape == (2, 4)
 
 
@@ -183,7 +183,7 @@ def prefilled(vlm: PrunedVLM, batch):
     tokens = vlm.encode(batch)
     assert tokens is not None
     lm = vlm.splice_all(batch, tokens)
-    return decoder.prefill(vlm.backbone, lm, vlm.method, vlm._prompt_counts(batch, tokens, None))
+    return loop.prefill(vlm.backbone, lm, vlm.method, vlm._prompt_counts(batch, tokens, None))
 
 
 @pytest.mark.parametrize(("family", "name"), INSIDE)
@@ -234,7 +234,7 @@ def test_no_map_of_all_tokens_against_all_is_ever_made(family: str, name: str) -
     length = lm.inputs_embeds.shape[1]
     assert length > 200 and length > 2 * lm.inputs_embeds.shape[2]
     with torch.no_grad(), WideTensors(length // 2) as watch:
-        decoder.prefill(vlm.backbone, lm, vlm.method, counts)
+        loop.prefill(vlm.backbone, lm, vlm.method, counts)
     assert watch.found == {}
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from diffprune.checkpoint import exported_state
-from diffprune.methods.base import NEEDS, Card, LayerPruner, LayerState, Pruner, TrainablePruner, build_method
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import NEEDS, Card, LayerPruner, Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
 from tests.methods.examples import LANGUAGE, SPEC, kept, make_method, make_tokens, one_image
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from diffprune.classifier import PrunedClassifier
 from diffprune.methods.atp_llava import ATPLLaVA
-from diffprune.methods.base import MergingPruner, Pruner, build_method
+from diffprune.methods.base import MergingPruner, Pruner
 from diffprune.methods.cdpruner import CDPruner
 from diffprune.methods.glimpse_prune import GlimpsePrune
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS
 from diffprune.types import Budget, LMInputs, VisualTokens

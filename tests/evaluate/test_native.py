@@ -9,7 +9,7 @@ import torch
 from diffprune.evaluate import native
 from diffprune.evaluate.answers import quality_rows, read_sheet, write_sheet
 from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery, scenes_tasks
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
 from diffprune.scenes import make_scene, pack, render

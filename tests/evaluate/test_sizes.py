@@ -6,7 +6,7 @@ import torch
 from diffprune.evaluate import native
 from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery
 from diffprune.evaluate.pixels import takes_pixels
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.scenes import make_scene
 from diffprune.scenes.oracle import items

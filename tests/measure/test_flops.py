@@ -18,7 +18,7 @@ from diffprune.measure.flops import (
     scorer_flops,
 )
 from diffprune.measure.shapes import SHAPES, build
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.nn import BlockSpec, Scorer
 from tests import tiny_scenes
 

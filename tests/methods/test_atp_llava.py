@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
+from diffprune.inside.state import LayerState, Prompt
 from diffprune.methods.atp_llava import ATPLLaVA, Scores, lattice_score, text_attention, to_unit
-from diffprune.methods.base import LayerState, Prompt
 from diffprune.types import Origin, VisualTokens
 from tests.methods.examples import kept, make_method
 from tests.methods.layer_states import HandMade, make_state

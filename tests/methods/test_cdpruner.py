@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 
-from diffprune.methods.base import build_method
 from diffprune.methods.cdpruner import CDPruner
+from diffprune.methods.options import build_method
 from diffprune.types import VisualTokens
 from tests.methods.clip import joint_already
 from tests.methods.examples import kept

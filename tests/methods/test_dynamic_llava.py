@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from diffprune.methods.base import LayerState
+from diffprune.inside.state import LayerState
+from diffprune.methods._keep_or_drop import log_odds, ratio_penalty
 from diffprune.methods.dynamic_llava import DynamicLLaVA
-from diffprune.methods.keep_or_drop import log_odds, ratio_penalty
 from tests.methods.examples import kept, make_method
 
 
@@ -45,7 +45,7 @@ def test_a_step_draws_a_choice_and_weighs_its_share_a_hundredfold() -> None:
 
 
 def test_the_predictor_has_the_release_s_widths_at_the_release_s_size() -> None:
-    from diffprune.methods.base import build_method
+    from diffprune.methods.options import build_method
     from diffprune.nn.language import LanguageSpec
     from tests.methods.examples import SPEC
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from diffprune.methods._keep_or_drop import draw_keep, local_and_global, log_odds, ratio_penalty
 from diffprune.methods.base import Distillation
 from diffprune.methods.dynamicvit import DynamicViT
-from diffprune.methods.keep_or_drop import draw_keep, local_and_global, log_odds, ratio_penalty
 from tests import tiny
 from tests.contracts.vlm import pruned
 from tests.methods.examples import kept, make_method, make_tokens

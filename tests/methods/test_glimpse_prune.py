@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from diffprune.backbones import decoder
-from diffprune.methods.base import build_method
+from diffprune.inside import loop
 from diffprune.methods.glimpse_prune import GlimpsePrune, region_loss
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.scenes import make_scene
 from diffprune.train.captions import item_regions
@@ -46,15 +46,15 @@ def test_what_the_glimpse_token_looks_at_decides() -> None:
     for scale in (1.0, -3.0):
         method.token.data *= scale
         with torch.no_grad():
-            stream, prompt = decoder.start(vlm.backbone, lm)
-            stream = decoder.with_glimpse(stream, prompt, method)
+            stream, prompt = loop.start(vlm.backbone, lm)
+            stream = loop.with_glimpse(stream, prompt, method)
             stack, entered = vlm.backbone.language_model, None
             for index in range(method.cut(3)):
-                entered = decoder.with_glimpse_of(stream, method, index)
+                entered = loop.with_glimpse_of(stream, method, index)
                 tables = stack.rotary_emb(entered, stream.positions)
-                out = decoder.run_layer(stack, index, entered, stream.positions, tables, None, None)
+                out = loop.run_layer(stack, index, entered, stream.positions, tables, None, None)
                 stream = dataclasses.replace(stream, hidden=out)
-            state = decoder.look(stack, method.cut(3), stream, prompt, entered, None)
+            state = loop.look(stack, method.cut(3), stream, prompt, entered, None)
             seen.append(method.score(state))
     assert seen[0].shape == (1, 16) and (seen[0] - seen[1]).abs().max() > 1e-3
 
@@ -72,7 +72,7 @@ def test_answers_hear_neither_what_was_dropped_nor_the_glimpse_in_any_layer() ->
     select = method.select_at
     method.select_at = lambda state, k: chosen.append(select(state, k)) or chosen[-1]  # type: ignore[method-assign]
     with torch.no_grad():
-        ours, words = decoder.answer_states(vlm.backbone, lm, method, k)
+        ours, words = loop.answer_states(vlm.backbone, lm, method, k)
         # The same by masks over the whole sequence: before the cut only the answer is kept from the dropped tokens.
         assert lm.labels is not None
         columns = lm.visual[0].nonzero()[:, 0]
@@ -85,8 +85,8 @@ def test_answers_hear_neither_what_was_dropped_nor_the_glimpse_in_any_layer() ->
         tables = stack.rotary_emb(hidden, lm.position_ids)
         for index in range(3):
             blind = dropped[None] & (said[:, None] | (index >= method.cut(3)))
-            mask = decoder.additive((allowed & ~blind)[None, None], hidden)
-            hidden = decoder.run_layer(stack, index, hidden, lm.position_ids, tables, mask, None)
+            mask = loop.additive((allowed & ~blind)[None, None], hidden)
+            hidden = loop.run_layer(stack, index, hidden, lm.position_ids, tables, mask, None)
         first = int(said.nonzero()[0, 0])
         wanted = stack.norm(hidden)[:, first - 1 : -1]
     assert words[0].tolist() == vlm.backbone._answer_ids(answer)
@@ -109,7 +109,7 @@ def test_adaptive_budgets_keep_the_likely_ones_and_never_more_than_k(monkeypatch
     ):
         monkeypatch.setattr(method, "score", lambda state, own=logits: own[None])
         with torch.no_grad():
-            _, cache = decoder.prefill(vlm.backbone, lm, method, torch.tensor([keep]))
+            _, cache = loop.prefill(vlm.backbone, lm, method, torch.tensor([keep]))
         assert cache.lengths() == [text + left] * 3
 
 

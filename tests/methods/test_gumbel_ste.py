@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
 from diffprune.methods.gumbel_ste import GumbelSTE
+from diffprune.methods.options import build_method
 from tests.methods.examples import SPEC, make_method, make_tokens
 
 K = torch.tensor([4, 3, 2])

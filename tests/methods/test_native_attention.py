@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import build_method
 from diffprune.methods.holov import HoloV
+from diffprune.methods.options import build_method
 from diffprune.methods.visionzip import VisionZip
 from diffprune.types import VisualTokens
 from tests.methods.pictures import BUDGETS, KINDS, chosen, largest, picture, unit

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import build_method
 from diffprune.methods.cdpruner import CDPruner
+from diffprune.methods.options import build_method
 from diffprune.methods.tome import ToMe
 from diffprune.types import VisualTokens
 from tests.methods.clip import joint_already

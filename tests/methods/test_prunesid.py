@@ -10,7 +10,7 @@ import torch
 
 from diffprune.fast.graphs import capturing
 from diffprune.measure.timing import waiting_refused
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.methods.prunesid import (
     PruneSID,
     exact_loadings,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.methods.visionselector import VisionSelector
 from diffprune.ops import hard_mask, hardness, soft_topk
 from tests.methods.examples import SPEC, make_method, make_tokens

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diffprune.backbones.deit import DeiT
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.ops import take_tokens
 from diffprune.probes import alignment, coherence, landscape, relevance
 from diffprune.probes.bench import SIZES, Bench, budget_counts, draw_budgets, run_throttled

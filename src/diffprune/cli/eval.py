@@ -113,7 +113,7 @@ def command(
 
     from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
     from diffprune.evaluate.native import Run, answer, evaluate, make_sheet, open_gallery, scenes_tasks, score_run
-    from diffprune.methods.named import split_methods
+    from diffprune.methods.options import split_methods
     from diffprune.results import write_results
     from diffprune.scenes import SPLITS
     from diffprune.scenes.sizes import require_way
@@ -226,8 +226,8 @@ def _load(given: list[Given], model: str, device: str, *, throttled: bool) -> tu
 
 def _check_methods(names: list[str], saved: list[Saved]) -> frozenset[str]:
     """What the methods need of the encoder; an error where one is not known or has no weights."""
-    from diffprune.methods.base import NEEDS, require_weights
-    from diffprune.methods.named import parse_method
+    from diffprune.methods.base import NEEDS
+    from diffprune.methods.options import parse_method, require_weights
 
     needs = frozenset[str]().union(*(one.pruner.needs for one in saved))
     for name in names:
@@ -243,7 +243,7 @@ def _runs(
 ) -> list[Run]:
     """A method at every budget; one that draws at random or was trained more than once, with every seed."""
     from diffprune.evaluate.native import Run
-    from diffprune.methods.named import parse_method
+    from diffprune.methods.options import parse_method
 
     if name == "full":
         return []  # always there

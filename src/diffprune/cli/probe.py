@@ -331,7 +331,7 @@ def _scaling(
     from transformers.utils.logging import disable_progress_bar
 
     from diffprune.cli.eval import _seed
-    from diffprune.methods.named import split_methods
+    from diffprune.methods.options import split_methods
     from diffprune.probes import scaling
 
     if size not in scaling.SIZES:

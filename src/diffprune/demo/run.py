@@ -19,7 +19,7 @@ from diffprune.evaluate.answers import Answers, quality_rows
 from diffprune.evaluate.native import Progress, Run, evaluate, open_gallery
 from diffprune.loading import load_base
 from diffprune.measure.flops import prefill_flops
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows, command_line, device_name, library_versions, source_commit
 from diffprune.scenes.reference import ASSETS

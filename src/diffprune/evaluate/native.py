@@ -17,11 +17,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.backbones.images import pixel_seed
 from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.evaluate.pixels import make_features, takes_pixels
+from diffprune.inside import loop
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.scenes import Scene
@@ -419,9 +419,7 @@ def _generate_by_prompt(
     if not isinstance(vlm.method, LayerPruner):
         return _generate(vlm, vlm.lm_inputs(batch, tokens, keep=keep), max_new_tokens)
     counts = vlm._prompt_counts(batch, tokens, keep)
-    return decoder.generate(
-        vlm.backbone, vlm.splice_all(batch, tokens), vlm.method, counts, max_new_tokens=max_new_tokens
-    )
+    return loop.generate(vlm.backbone, vlm.splice_all(batch, tokens), vlm.method, counts, max_new_tokens=max_new_tokens)
 
 
 # Scores --------------------------------------------------------------------------------------------------------------

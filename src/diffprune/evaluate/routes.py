@@ -19,7 +19,9 @@ from torch import Tensor
 
 from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
 from diffprune.evaluate.native import Run, evaluate, make_sheet, open_gallery, scenes_tasks
-from diffprune.methods.base import LayerPruner, LayerState, Route, build_method
+from diffprune.inside.state import LayerState, Route
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.options import build_method
 from diffprune.methods.p_mod import PMod
 from diffprune.model import PrunedVLM
 from diffprune.ops import hard_topk

@@ -13,8 +13,8 @@ from torch import Tensor
 from diffprune.fast.decoder import Cache, Decoder
 from diffprune.fast.graphs import Stage
 from diffprune.fast.vision import Encoded, keep_largest, take
-from diffprune.methods.base import LayerState
-from diffprune.methods.llm_attention import AttentionReader
+from diffprune.inside.reader import AttentionReader
+from diffprune.inside.state import LayerState
 from diffprune.types import VisualTokens
 
 # Features in; indices, features of the kept tokens and scores out, written into the tensors given.

@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor
 
 from diffprune.backbones.base import Backbone, Batch, with_needs
-from diffprune.backbones.decoder import real_first
 from diffprune.fast.buckets import (
     Bucket,
     CacheStore,
@@ -31,7 +30,9 @@ from diffprune.fast.buckets import (
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
 from diffprune.fast.graphs import Compiler, Stage, capturing, is_out_of_memory, settled_heap, waits_for_device
 from diffprune.fast.vision import FastScorer, make_tower, take
-from diffprune.methods.base import LayerPruner, LayerState, MergingPruner, Pruner, ScoringPruner
+from diffprune.inside.loop import real_first
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, ScoringPruner
 from diffprune.methods.fastv import FastV
 from diffprune.methods.pyramiddrop import PyramidDrop
 from diffprune.nn.scorer import Scorer

@@ -33,7 +33,7 @@ from diffprune.measure.gpus import Gpu, find_gpu, gpu_of_device
 from diffprune.measure.roofline import FEWEST_POINTS, Calibration, Curve, Work, fit_curve
 from diffprune.measure.shapes import SHAPES, build, is_preset
 from diffprune.methods.base import LayerPruner
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import parse_method
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.results import Results

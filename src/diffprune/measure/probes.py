@@ -19,13 +19,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch
+from diffprune.inside import loop
+from diffprune.inside.state import LayerState
 from diffprune.loading import load_base
 from diffprune.measure.flops import Layers, layer_tokens
 from diffprune.measure.shapes import SHAPES, build, is_preset, require_gpu
-from diffprune.methods.base import LayerPruner, LayerState, MergingPruner
-from diffprune.methods.named import parse_method, split_methods
+from diffprune.methods.base import LayerPruner, MergingPruner
+from diffprune.methods.options import parse_method, split_methods
 from diffprune.model import PrunedVLM
 from diffprune.ops import take_tokens
 from diffprune.types import VisualTokens
@@ -209,7 +210,7 @@ class EagerProbe:
         """First token of each prompt and the caches."""
         base = self.vlm.base
         if self.cuts is not None:
-            hidden, cache = decoder.prefill(self.vlm.backbone, self.lm, self.cuts, self.counts)
+            hidden, cache = loop.prefill(self.vlm.backbone, self.lm, self.cuts, self.counts)
         else:
             lm = self.lm
             out = base.model(
@@ -245,7 +246,7 @@ class EagerProbe:
         base = self.vlm.base
         embeds = base.get_input_embeddings()(self.token[:, None])
         if self.cuts is not None:
-            hidden = decoder.step(self.vlm.backbone, embeds, self.cache)
+            hidden = loop.step(self.vlm.backbone, embeds, self.cache)
         else:
             self.position = self.position + 1
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from diffprune.fast.graphs import capturing, waits_for_device
 from diffprune.measure.timing import time_ms
-from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, TrainablePruner, build_method
+from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.nn import BlockSpec
 from diffprune.registry import METHODS
 from diffprune.results import source_commit, write_results

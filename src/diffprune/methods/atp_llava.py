@@ -13,14 +13,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Decision, Generators, LayerState, TrainableLayerPruner, check_choices
-from diffprune.methods.layer_budget import RELEASE_DEPTH, average_stages, check_cut, geometric_stages, scale_layers
-from diffprune.methods.llm_attention import at_columns, columns_of
-from diffprune.methods.places import grid_places
+from diffprune.inside.budget import RELEASE_DEPTH, average_stages, check_cut, geometric_stages, scale_layers
+from diffprune.inside.reader import at_columns, columns_of
+from diffprune.inside.state import Decision, LayerState
+from diffprune.methods.base import Card, TrainableLayerPruner, check_choices
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.nn.scorer import exact_linear
 from diffprune.ops import hard_topk
+from diffprune.ops.noise import Generators
+from diffprune.ops.places import grid_places
 from diffprune.registry import METHODS
 
 LAYERS = (4, 14, 24)  # of 32

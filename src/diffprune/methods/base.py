@@ -9,27 +9,23 @@ Pruner             select(tokens, k) -> keep [B, K]
   SelfTaughtPruner   own_loss(tokens, k) -> what it learns from pictures alone, without the language model
 """
 
-import dataclasses
-import difflib
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.layer_budget import layer_average
-from diffprune.methods.llm_attention import Reader, at_columns
-from diffprune.methods.similarity import raster
+from diffprune.inside.budget import layer_average
+from diffprune.inside.state import Cut, Decision, LayerState, Route
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import hard_topk, take_tokens
 from diffprune.ops.noise import Generators
-from diffprune.registry import METHODS
-from diffprune.types import Origin, VisualTokens
+from diffprune.ops.similarity import raster
+from diffprune.types import VisualTokens
 
 NEEDS = frozenset({"text", "cls_attention", "keys", "projected", "llm_attention"})
 
@@ -230,159 +226,6 @@ class MergingPruner(Pruner):
         return self.reduce(tokens, k).positions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What the language model was given, before its first layer: P columns a row.
-
-    Args:
-        embeds: Text and projected visual tokens.
-        visual: True where a visual token stands.
-        instruction: True at the text behind the last picture, answers excluded; at the last column where there is none.
-        origin: Where the visual tokens come from, with what the encoder gave for them.
-    """
-
-    embeds: Float[Tensor, "B P L"]
-    visual: Bool[Tensor, "B P"]
-    instruction: Bool[Tensor, "B P"]
-    origin: Origin | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerState:
-    """What a method inside the language model sees right before a decoder layer.
-
-    Rows are prompts here, not images; their real columns come first, padding behind. What costs something is computed
-    when it is asked for: `attention`, `keys`, `rope_bias` and `normed` need a `reader`, which a running model gives.
-
-    Args:
-        layer: The layer about to run; `layer - 1` just ran.
-        hidden: What is about to enter it.
-        attention_mask: True where a column is real.
-        visual: For each prompt the columns where visual tokens still stand, ascending, -1 for padding.
-        last: Column of the last instruction token, from which the answer goes on; of the method's own token
-            (`LayerPruner.glimpse`) where it has one. Left out: the last real column.
-        source: Column of `prompt` each column comes from.
-        prompt: What the first layer was given.
-        reader: Of the layers beside the cut.
-        heard: In training, how much of each visual token is still heard after the cuts before. Left out: all of it.
-    """
-
-    layer: int
-    hidden: Float[Tensor, "B T L"]
-    attention_mask: Bool[Tensor, "B T"]
-    visual: Int[Tensor, "B M"]
-    last: Int[Tensor, " B"] = None  # type: ignore[assignment]  # filled in __post_init__
-    source: Int[Tensor, "B T"] | None = None
-    prompt: Prompt | None = None
-    reader: Reader | None = None
-    heard: Float[Tensor, "B M"] | None = None
-
-    def __post_init__(self) -> None:
-        if self.last is None:  # pyright: ignore[reportUnnecessaryComparison]
-            columns = torch.arange(self.attention_mask.shape[1], device=self.attention_mask.device)
-            last = torch.where(self.attention_mask, columns, 0).amax(-1)
-            object.__setattr__(self, "last", last)
-
-    @property
-    def instruction(self) -> Bool[Tensor, "B T"]:
-        """True at the columns of the text behind the last picture."""
-        return self.from_prompt(self._prompt.instruction)
-
-    def from_prompt(self, mask: Bool[Tensor, "B P"]) -> Bool[Tensor, "B T"]:
-        """A mask over the prompt's columns as one over the columns that are left."""
-        assert self.source is not None
-        return mask.gather(1, self.source) & self.attention_mask
-
-    def attention(self, rows: Int[Tensor, "B R"], layer: int | None = None) -> Float[Tensor, "B H R T"]:
-        """How the query columns `rows` (-1: none) attend, in float32: in the layer that just ran, or in `layer`."""
-        return self._reader.attention(rows, self.layer - 1 if layer is None else layer)
-
-    def last_attention(self, layer: int | None = None) -> Float[Tensor, "B M"]:
-        """Attention each visual token gets from the last instruction token, mean over heads."""
-        row = self.attention(self.last[:, None], layer).mean(1)[:, 0]  # [B, T]
-        return at_columns(row, self.visual)
-
-    def mean_logits(self, rows: Int[Tensor, "B R"], layer: int | None = None) -> Float[Tensor, "B T"]:
-        """What the query columns `rows` (-1: none) score every column before the softmax, mean over them and heads."""
-        return self._reader.mean_logits(rows, self.layer - 1 if layer is None else layer)
-
-    @property
-    def tokens(self) -> Float[Tensor, "B M L"]:
-        """Hidden states of the visual tokens, 0 at padding."""
-        return take_tokens(self.hidden, self.visual)
-
-    @property
-    def origin(self) -> Origin:
-        """The images' tokens, and for each visual token that is left the one it was (-1: padding)."""
-        whole = self._prompt.origin
-        if whole is None or self.source is None:
-            raise ValueError("the state does not say where its tokens come from; let PrunedVLM.generate make it")
-        columns = whole.index.gather(1, self.source).gather(1, self.visual.clamp_min(0))
-        return Origin(tokens=whole.tokens, index=columns.masked_fill(self.visual < 0, -1))
-
-    def keys(self, layer: int | None = None) -> Float[Tensor, "B H T E"]:
-        """Rotated keys of the layer that just ran, or of `layer`, one set per key-value head."""
-        return self._reader.keys(self.layer - 1 if layer is None else layer)
-
-    def rope_bias(self, rows: Int[Tensor, "B R"]) -> Float[Tensor, "B R T"]:
-        """What queries and keys of all ones would score at these positions."""
-        return self._reader.rope_bias(rows)
-
-    def normed(self) -> Float[Tensor, "B T L"]:
-        """Hidden states through the model's final norm."""
-        return self._reader.final_norm(self.hidden)
-
-    @property
-    def _reader(self) -> Reader:
-        if self.reader is None:
-            raise ValueError("the state holds no reader of decoder layers; let PrunedVLM.generate make it")
-        return self.reader
-
-    @property
-    def _prompt(self) -> Prompt:
-        if self.prompt is None:
-            raise ValueError("the state holds no prompt; let PrunedVLM.generate make it")
-        return self.prompt
-
-
-class Cut(NamedTuple):
-    """What stays at a cut, where that is more than a choice.
-
-    Args:
-        keep: Indices into `LayerState.visual`; the tokens go on in the order given, in the places of those that stay.
-        hidden: What these tokens hold from now on, where some were merged with others.
-    """
-
-    keep: Int[Tensor, "B K"]
-    hidden: Float[Tensor, "B K L"] | None = None
-
-
-class Route(NamedTuple):
-    """Who goes through one layer; the others skip it and are there again for the next.
-
-    Args:
-        keep: Indices into `LayerState.visual` of those that go through it.
-        weight: Of every visual token: of the layer's MLP for those that go through it, of what they are for the others.
-    """
-
-    keep: Int[Tensor, "B K"]
-    weight: Float[Tensor, "B M"]
-
-
-class Decision(NamedTuple):
-    """What a training step makes of a cut: nothing is dropped, but what would be is no longer heard.
-
-    Args:
-        heard: How much of each visual token the others hear from here on, from 0 to 1.
-        logits: The scores behind it.
-        penalty: Added to the loss.
-    """
-
-    heard: Float[Tensor, "B M"]
-    logits: Float[Tensor, "B M"]
-    penalty: Float[Tensor, ""] | None = None
-
-
 class LayerPruner(Pruner):
     """Drops tokens between decoder layers; every layer keeps a cache of the tokens it saw."""
 
@@ -435,48 +278,6 @@ class TrainableLayerPruner(LayerPruner):
         self, state: LayerState, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
     ) -> Decision | Route:
         """What a training step does at a cut; one generator per prompt makes a row independent of its batch."""
-
-
-def require_weights(name: str) -> None:
-    """An error for a learned method that is asked for by name alone: its scorer would be at its random start."""
-    if METHODS.get(name).trained:
-        raise ValueError(f"method {name!r} is learned and needs weights; give a saved one with --pruner")
-
-
-def build_method(
-    name: str, *, block: BlockSpec | None = None, language: LanguageSpec | None = None, **options: Any
-) -> Pruner:
-    """The method of that name, with its options checked against its own dataclass.
-
-    Args:
-        block: The kind of block the vision tower is made of, for methods that learn.
-        language: The sizes of the language model, for methods that learn inside it.
-        options: Of the method; `native`, whether it does as its release does, is taken by all: one without such an
-            option has a single behaviour.
-    """
-    cls = METHODS.get(name)
-    made = make_options(name, options)
-    inside = {"language": language} if "language" in inspect.signature(cls.__init__).parameters else {}
-    method = cls(made, block=block, **inside)
-    method.name = name
-    return method
-
-
-def make_options(name: str, options: Mapping[str, Any]) -> Any:
-    """The method's `Options` of these values; a `ValueError` where it has no such option, or it not such a value."""
-    cls = METHODS.get(name)
-    known = [field.name for field in dataclasses.fields(cls.Options)]
-    given = dict(options)
-    if "native" not in known and isinstance(given.get("native"), bool):
-        del given["native"]
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            all_known = ", ".join(known) or "none"
-            hint = f"did you mean {near[0]} (of {all_known})?" if near else f"it takes {all_known}"
-            raise ValueError(f"method {name!r} has no option {key!r}; {hint}")
-    preset = getattr(cls, "presets", {}).get(name, {})
-    return cls.Options(**{**preset, **given})
 
 
 def check_choices(options: Any, **choices: Sequence[str]) -> None:

@@ -14,19 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import (
-    Card,
-    Generators,
-    Restricted,
-    TrainablePruner,
-    check_choices,
-    require_block,
-)
-from diffprune.methods.keep_or_drop import draw_keep, ratio_penalty
+from diffprune.methods._keep_or_drop import draw_keep, ratio_penalty
+from diffprune.methods.base import Card, Restricted, TrainablePruner, check_choices, require_block
 from diffprune.nn import BlockSpec, DiagonalBlock, FeatureStatistics, make_scorer
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import RESPONSES, gumbel_topk, linear_gate
-from diffprune.ops.noise import draw_gumbel, draw_normal
+from diffprune.ops.noise import Generators, draw_gumbel, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Cut, LayerPruner, LayerState, Prompt, check_choices
-from diffprune.methods.layer_budget import average_stages, check_cut, geometric_stages, scale_layers
-from diffprune.methods.llm_attention import columns_of
+from diffprune.inside.budget import average_stages, check_cut, geometric_stages, scale_layers
+from diffprune.inside.reader import columns_of
+from diffprune.inside.state import Cut, LayerState, Prompt
+from diffprune.methods.base import Card, LayerPruner, check_choices
 from diffprune.ops import hard_mask, hard_topk, take_tokens
 from diffprune.registry import METHODS
 

@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffprune.methods._key_metric import check_heads, key_metric
 from diffprune.methods.base import Card, Counts, Merged, MergingPruner, check_choices
-from diffprune.methods.similarity import check_heads, descending, key_metric
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix, take_tokens
 from diffprune.ops.hard_topk import check_inputs, per_row
+from diffprune.ops.similarity import descending
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 

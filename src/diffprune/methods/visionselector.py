@@ -14,18 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import (
-    Card,
-    Generators,
-    Restricted,
-    TrainablePruner,
-    check_choices,
-    require_block,
-)
+from diffprune.methods.base import Card, Restricted, TrainablePruner, check_choices, require_block
 from diffprune.nn import BlockSpec, make_scorer
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import RESPONSES, hard_mask, hardness, scale_gate, soft_topk, vp_noise
-from diffprune.ops.noise import draw_normal
+from diffprune.ops.noise import Generators, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 

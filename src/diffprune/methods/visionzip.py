@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from diffprune.methods._key_metric import check_heads, key_metric
 from diffprune.methods.base import Card, Counts, Merged, MergingPruner
-from diffprune.methods.similarity import check_heads, cls_attention, key_metric, pack
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix, hard_mask, take_tokens
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
+from diffprune.ops.similarity import cls_attention, pack
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from diffprune.backbones.deit import DeiT, Encoded
 from diffprune.config import OptimConfig, TauConfig, recipe_values
-from diffprune.methods.base import Restricted, TrainablePruner, build_method
+from diffprune.methods.base import Restricted, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.ops import take_tokens
 from diffprune.probes.augment import augment
 from diffprune.probes.data import Photos, draw_photos, draw_rows, find_files, fingerprint, inside_box, read_photos

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffprune.backbones.deit import Encoded
-from diffprune.methods.base import Pruner, TrainablePruner, build_method
+from diffprune.methods.base import Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.ops import hard_topk, take_tokens
 from diffprune.probes.bench import LEARNED, PLAIN, Bench, budget_counts, run_throttled
 from diffprune.probes.data import inside_box

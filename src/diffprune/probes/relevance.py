@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffprune.backbones.deit import DeiT
-from diffprune.methods.base import LayerPruner, Pruner, TrainablePruner, build_method
+from diffprune.methods.base import LayerPruner, Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.probes.bench import LEARNED, TAUGHT, Bench, budget_counts, run_throttled
 from diffprune.probes.data import Photos, inside_box
 from diffprune.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label, unique_entries

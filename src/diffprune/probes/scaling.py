@@ -24,8 +24,8 @@ from diffprune.evaluate.answers import SUFFIX, Sheet, quality_rows, read_sheet, 
 from diffprune.evaluate.join import choose_runs, join_sheets
 from diffprune.evaluate.native import Gallery, Progress, Run, evaluate, make_sheet, open_gallery
 from diffprune.loading import load_base
-from diffprune.methods.base import NEEDS, Pruner, require_weights
-from diffprune.methods.named import FORM, parse_method
+from diffprune.methods.base import NEEDS, Pruner
+from diffprune.methods.options import FORM, parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.probes.figures import COLOURS, figure, label
 from diffprune.probes.store import Row, locked, rounded

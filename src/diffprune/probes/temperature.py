@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffprune.config import RunConfig
 from diffprune.evaluate.native import own_sizes
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
 from diffprune.probes.figures import COLOURS, figure

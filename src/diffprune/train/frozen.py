@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from diffprune.backbones.base import Backbone
-from diffprune.backbones.listening import CudnnAttention
 from diffprune.config import BackboneConfig
+from diffprune.inside.training import CudnnAttention
 from diffprune.loading import load_base, refuse_unknown, unreachable
 from diffprune.measure.shapes import SHAPES, build, require_gpu
 from diffprune.model import wrap_backbone

@@ -34,8 +34,9 @@ from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
 from diffprune.evaluate.native import own_sizes, scene_images
 from diffprune.evaluate.pixels import takes_pixels
-from diffprune.methods.base import SelfTaughtPruner, build_method
+from diffprune.methods.base import SelfTaughtPruner
 from diffprune.methods.diffprune import DiffPrune
+from diffprune.methods.options import build_method
 from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM, wrap_backbone
 from diffprune.results import write_text

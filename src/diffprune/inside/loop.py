@@ -24,8 +24,9 @@ from transformers.generation.logits_process import (
 )
 
 from diffprune.backbones.base import IGNORE, Backbone, behind_prompt
-from diffprune.methods.base import Cut, LayerPruner, LayerState, Prompt, Route
-from diffprune.methods.llm_attention import AttentionReader, at_columns, columns_of
+from diffprune.inside.reader import AttentionReader, at_columns, columns_of
+from diffprune.inside.state import Cut, LayerState, Prompt, Route
+from diffprune.methods.base import LayerPruner
 from diffprune.ops import take_tokens
 from diffprune.types import LMInputs
 

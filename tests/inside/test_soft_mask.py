@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from diffprune.backbones import decoder
-from diffprune.backbones.decoder import Stream
-from diffprune.backbones.listening import hearing_mask, listen, multiply_at
+from diffprune.inside import loop
+from diffprune.inside.loop import Stream
+from diffprune.inside.training import hearing_mask, listen, multiply_at
 from diffprune.methods.base import Card, LayerPruner
 from diffprune.model import PrunedVLM
 from diffprune.train.frozen import recomputing
@@ -113,7 +113,7 @@ def test_nothing_of_a_prompt_hears_the_token_that_glimpses_at_it() -> None:
         assert tokens is not None
         lm = vlm.splice_all(batch, tokens)
         with torch.no_grad():
-            found.append(decoder.prefill(vlm.backbone, lm, vlm.method, torch.tensor([5, 5])))  # type: ignore[arg-type]
+            found.append(loop.prefill(vlm.backbone, lm, vlm.method, torch.tensor([5, 5])))  # type: ignore[arg-type]
         state = vlm.method.state  # type: ignore[union-attr]
         own = state.hidden[torch.arange(2), state.last]
         assert state.last.tolist() == lm.attention_mask.sum(-1).tolist()  # one column behind the prompt

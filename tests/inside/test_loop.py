@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.backbones import decoder
-from diffprune.backbones.decoder import Stream, leave
-from diffprune.methods.base import Card, Cut, LayerPruner, LayerState, build_method
+from diffprune.inside import loop
+from diffprune.inside.loop import Stream, leave
+from diffprune.inside.state import Cut, LayerState
+from diffprune.methods.base import Card, LayerPruner
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.types import LMInputs
 from tests import tiny
@@ -54,7 +56,7 @@ def spied(vlm: PrunedVLM, spy: Spy, texts: list[str], images: list[Any]) -> tupl
     assert tokens is not None
     lm = vlm.splice_all(batch, tokens)
     with torch.no_grad():
-        _, cache = decoder.prefill(vlm.backbone, lm, spy, vlm._prompt_counts(batch, tokens, None))
+        _, cache = loop.prefill(vlm.backbone, lm, spy, vlm._prompt_counts(batch, tokens, None))
     return spy.states[0], lm, cache
 
 
@@ -118,7 +120,7 @@ def test_the_instruction_is_the_text_behind_the_last_picture_and_no_answer() -> 
     assert tokens is not None
     lm = vlm.splice_all(batch, tokens)
     with torch.no_grad():
-        decoder.prefill(vlm.backbone, lm, spy, vlm._prompt_counts(batch, tokens, None))
+        loop.prefill(vlm.backbone, lm, spy, vlm._prompt_counts(batch, tokens, None))
     (state,) = spy.states
     words = lm.input_ids.gather(1, state.source)[state.instruction]  # type: ignore[arg-type]
     assert vlm.backbone.tokenizer.decode(words) == "which one?"
@@ -133,7 +135,7 @@ def test_a_picture_at_the_end_of_the_prompt_is_asked_by_its_last_column() -> Non
     tokens = vlm.encode(batch)
     assert tokens is not None
     with torch.no_grad():
-        decoder.prefill(vlm.backbone, vlm.splice_all(batch, tokens), spy, tokens.counts)
+        loop.prefill(vlm.backbone, vlm.splice_all(batch, tokens), spy, tokens.counts)
     assert spy.states[0].instruction.nonzero().tolist() == [[0, int(spy.states[0].last[0])]]
     assert vlm.generate(two_pictures()[:1], prompt, chat=False, max_new_tokens=2, return_ids=True).shape == (1, 2)
 
@@ -220,12 +222,12 @@ def test_what_a_release_does_decodes_as_it_recomputes(
     assert tokens is not None and isinstance(method, LayerPruner)
     k = vlm._prompt_counts(batch, tokens, None)
     with torch.no_grad():
-        state, cache = decoder.prefill(vlm.backbone, vlm.splice_all(batch, tokens), method, k)
+        state, cache = loop.prefill(vlm.backbone, vlm.splice_all(batch, tokens), method, k)
         lengths = cache.lengths()
         assert lengths[0] > lengths[-1]
         for token in vlm.backbone._answer_ids("red"):
-            state = decoder.step(vlm.backbone, vlm.base.get_input_embeddings()(torch.tensor([[token]])), cache)
-        full, _ = decoder.prefill(vlm.backbone, vlm.splice_all(whole, tokens), method, k)
+            state = loop.step(vlm.backbone, vlm.base.get_input_embeddings()(torch.tensor([[token]])), cache)
+        full, _ = loop.prefill(vlm.backbone, vlm.splice_all(whole, tokens), method, k)
     assert (state - full).abs().max() < 1e-4
 
 

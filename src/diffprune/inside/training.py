@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffprune.backbones.base import IGNORE, Backbone
-from diffprune.backbones.decoder import (
+from diffprune.inside.loop import (
     Stream,
     add_after,
     additive,
@@ -27,10 +27,10 @@ from diffprune.backbones.decoder import (
     with_glimpse,
     with_glimpse_of,
 )
-from diffprune.methods.base import Generators, Route, TrainableLayerPruner
+from diffprune.inside.state import Route
+from diffprune.methods.base import TrainableLayerPruner
+from diffprune.ops.noise import Generators
 from diffprune.types import LMInputs
-
-# This file holds shared parts and registers no family of its own.
 
 LEAST = 1e-6  # of a weight; DynamicViT's own attention leaks as much
 

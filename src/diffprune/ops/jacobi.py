@@ -1,4 +1,6 @@
-"""Eigenvectors of small symmetric matrices in a fixed number of steps, for which nothing waits. Registers no method."""
+"""Eigenvectors of small symmetric matrices in a fixed number of steps, for which nothing waits."""
+
+# pyright: basic, as torch.linalg has no types
 
 import torch
 from jaxtyping import Float64
