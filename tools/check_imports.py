@@ -30,27 +30,20 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {"types"},
     "nn": {"ops", "types"},
     "inside": {"ops", "types"},  # what methods inside the language model are given
-    "inside.loop": {"backbones", "methods", "ops", "types"},  # runs a backbone's layers with a method between
-    "inside.training": {"backbones", "methods", "ops", "types"},
+    "inside.stream": {"backbones", "methods", "types"},  # from here on: runs a backbone's layers with a method between
+    "inside.layers": {"ops"},
+    "inside.loop": {"backbones", "losses", "methods", "ops", "types"},
+    "inside.generate": {"backbones", "methods", "types"},
+    "losses": {"methods"},
+    "decoding": {"backbones", "inside", "losses", "methods", "ops", "types"},
+    "restriction": {"methods", "ops", "tiles", "types"},
     "methods": {"inside", "nn", "ops", "registry", "types"},
     "backbones": {"nn", "ops", "registry", "types"},
     "tiles": {"backbones", "methods", "nn", "ops", "types"},  # between a method and the model, as model is
     "config": {"types"},
     "checkpoint": {"results"},
-    "model": {
-        "backbones",
-        "checkpoint",
-        "fast",
-        "inside",
-        "loading",
-        "methods",
-        "nn",
-        "ops",
-        "registry",
-        "results",
-        "tiles",
-    }
-    | {"types"},
+    "model": {"backbones", "checkpoint", "decoding", "fast", "loading", "methods", "ops", "registry", "restriction"}
+    | {"results", "tiles", "types"},
     "scenes": {"evaluate", "results", "types"},
     "scenes.oracle": {"methods", "registry", "types"},
     "scenes.world": {"results", "types"},

@@ -1,11 +1,11 @@
 """A saved pruner on disk: `config.json`, `model.safetensors` (scorer only) and a model card. Never pickle.
 
-    save_pruner(folder, state=pruner.state_dict(), config={"method": {"name": "diffprune", ...}, ...})
-    config, state = load_pruner(folder)
+save_pruner(folder, state=pruner.state_dict(), config={"method": {"name": "diffprune", ...}, ...})
+config, state = load_pruner(folder)
 
-These are functions of plain dicts and state dicts: what the entries mean is the business of the model and its method.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -225,3 +225,61 @@ def _read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {way_back(path, _AGAIN)}") from error
     return config
+
+
+# A model with its method ---------------------------------------------------------------------------------------------
+
+
+def describe(vlm: Any, *, base_id: str | None = None, notes: str = "") -> dict[str, Any]:
+    """Everything about a `PrunedVLM`'s pruner but its weights, as saved in `config.json`."""
+    config = vlm.base.config
+    return {
+        "method": {"name": vlm.method.name, "options": dataclasses.asdict(vlm.method.options)},
+        "base": {
+            "id": base_id or getattr(config, "_name_or_path", "") or "",
+            "revision": getattr(config, "_commit_hash", None),
+            "model_type": config.model_type,
+            "fingerprint": fingerprint(vision_state(vlm.backbone).items()),
+        },
+        "features": {"layer": getattr(config, "vision_feature_layer", None), "before": "projector"},
+        "budgets": list(vlm.trained_for) or [vlm.budget.keep],
+        "positions": vlm.positions,
+        "newline": vlm.backbone.keeps_newlines,
+        "budget": vlm.budget_rule,
+        "notes": notes,
+    }
+
+
+def save(
+    vlm: Any,
+    directory: str | Path,
+    *,
+    base_id: str | None = None,
+    notes: str = "",
+    card_rows: Sequence[Row] | None = None,
+) -> None:
+    """`PrunedVLM.save_pretrained`."""
+    state, config = exported_state(vlm.method.state_dict()), describe(vlm, base_id=base_id, notes=notes)
+    save_pruner(directory, state=state, config=config, card_rows=card_rows)
+
+
+def push(
+    vlm: Any, repo_id: str, *, base_id: str | None = None, card_rows: Sequence[Row] | None = None, **kwargs: Any
+) -> Any:
+    """`PrunedVLM.push_to_hub`."""
+    from huggingface_hub import HfApi
+
+    with tempfile.TemporaryDirectory() as folder:
+        save(vlm, folder, base_id=base_id, card_rows=card_rows)
+        api = HfApi()
+        api.create_repo(repo_id, exist_ok=True)
+        return api.upload_folder(repo_id=repo_id, folder_path=folder, **kwargs)
+
+
+def vision_state(backbone: Any) -> dict[str, Tensor]:
+    """The weights a pruner depends on: the vision tower's and the projector's."""
+    return {
+        f"{part}.{key}": value
+        for part, module in backbone.vision_modules().items()
+        for key, value in module.state_dict().items()
+    }

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from diffprune.checkpoint import exported_state, fingerprint, load_pruner, way_back
+from diffprune.checkpoint import exported_state, fingerprint, load_pruner, vision_state, way_back
 from diffprune.methods.options import build_method, parse_method, require_weights
-from diffprune.model import PrunedVLM, refuse_offloaded, vision_state, wrap_backbone
+from diffprune.model import PrunedVLM, refuse_offloaded, wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.types import Budget
 
@@ -192,6 +192,11 @@ def load_pruned_vlm(
             f"this pruner was trained on {wanted['id'] or wanted['model_type']!r}, not on {name!r}: "
             "their vision weights differ; load its own base, or say allow_other_base=True"
         )
+    if (order := config.get("order", "raster")) != "raster":
+        raise ValueError(
+            f"{directory} was saved with order={order!r}, which is no longer an option; change it to "
+            '"raster" in its config.json: kept tokens reach the language model in raster order'
+        )
     name, options = config["method"]["name"], config["method"]["options"]
     method = build_method(name, block=backbone.block, language=backbone.language, **options)
     own = set(exported_state(method.state_dict()))
@@ -209,7 +214,6 @@ def load_pruned_vlm(
         method=method.eval(),
         keep=budget,
         positions=config["positions"],
-        order=config.get("order", "raster"),
         newline=config.get("newline", "rows"),
         budget=config.get("budget", "global"),
     )

@@ -150,7 +150,9 @@ def test_gradients_reach_every_weight_that_learns(name: str) -> None:
     method, tokens = trainable(name), make_tokens(filler=float("nan"))
     restricted = method.restrict(tokens, torch.tensor([4, 3, 2]), tau=0.7, generator=torch.Generator().manual_seed(0))
     # What is hidden from attention leaves the tokens as they are; its weights carry the gradient.
-    carries = restricted.x if restricted.heard is None else restricted.heard[..., None] * (1 + tokens.x.nan_to_num())
+    carries = (
+        restricted.x if restricted.soft_mask is None else restricted.soft_mask[..., None] * (1 + tokens.x.nan_to_num())
+    )
     carries[tokens.mask].sin().sum().backward()
     # A shift of every logit changes nothing, so what only shifts them learns nothing, but for rounding.
     shifts = {"scorer.head.bias", "scorer.query.bias"}

@@ -471,7 +471,7 @@ class Backbone(ABC):
 
     def run_generate(self, lm: LMInputs, **kwargs: Any) -> Any:
         """Whatever the model's own `generate` gives for these inputs: ids, prompt included, or its output object."""
-        if lm.heard is not None:
+        if lm.soft_mask is not None:
             raise ValueError("tokens that are hidden from attention are for training; generate drops them instead")
         return self.model.generate(
             input_ids=lm.input_ids,
@@ -536,7 +536,7 @@ def real_columns_first(lm: LMInputs) -> LMInputs:
         labels=take(lm.labels),
         extra={key: take(value) for key, value in lm.extra.items()},
         origin=None if lm.origin is None else replace(lm.origin, index=take(lm.origin.index)),
-        heard=take(lm.heard),
+        soft_mask=take(lm.soft_mask),
     )
 
 

@@ -21,9 +21,9 @@ from diffprune.backbones.base import Batch, with_needs
 from diffprune.backbones.images import pixel_seed
 from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.evaluate.pixels import make_features, takes_pixels
-from diffprune.inside import loop
-from diffprune.methods.base import LayerPruner, MergingPruner, Pruner
+from diffprune.methods.base import LayerPruner, Pruner, take
 from diffprune.model import PrunedVLM
+from diffprune.restriction import restrict
 from diffprune.scenes import Scene
 from diffprune.scenes.oracle import Oracle
 from diffprune.scenes.sizes import draw_sized, model_sizes, require_way
@@ -318,7 +318,7 @@ def answer(
             pictures = [gallery.picture[i] for i in asked]
             tokens = gallery.tokens.take(pictures)
             if chosen is not None:
-                new = _generate(vlm, vlm.splice_kept(batch, tokens, chosen[pictures]), max_new_tokens)
+                new = _generate(vlm, vlm.splice(batch, tokens, take(tokens, chosen[pictures])), max_new_tokens)
             else:
                 tokens = with_needs(backbone, batch, tokens, vlm.method.needs & NOT_HELD)
                 if throttle is not None:
@@ -386,7 +386,7 @@ def choose(
     None where the prompt has a say, where tokens are merged, and where they are dropped inside the language model.
     """
     method = vlm.method
-    if isinstance(method, LayerPruner | MergingPruner) or "text" in method.needs:
+    if method.is_inside or method.is_merging or "text" in method.needs:
         return None
     rows = range(len(tokens))
     kept = []
@@ -394,7 +394,7 @@ def choose(
         part = tokens.take(rows[start : start + batch_size])
         if "projected" in method.needs:
             part = replace(part, projected=vlm.backbone.project(part.x))
-        kept.append(vlm.rule.select(part, vlm._counts(part, keep)))
+        kept.append(vlm.rule.deploy(part, vlm.counts(part, keep)).index)
     width = max(part.shape[1] for part in kept)
     return torch.cat([F.pad(part, (0, width - part.shape[1]), value=-1) for part in kept])
 
@@ -403,9 +403,9 @@ def weaken(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, keep: int | float
     """What the language model was given in training; a picture's noise follows from its pixels alone."""
     assert tokens.seeds is not None
     noise = [torch.Generator(tokens.x.device).manual_seed(seed) for seed in tokens.seeds]
-    return vlm.throttle(
-        batch, tokens, tau=throttle.tau, keep=keep, generator=noise, remove_below=throttle.remove_below
-    )[0]
+    counts, step = vlm.counts(tokens, keep), {"tau": throttle.tau, "remove_below": throttle.remove_below}
+    tokens, kept = restrict(vlm.rule, tokens, counts, generator=noise, **step)
+    return vlm.splice(batch, tokens, kept)
 
 
 def _generate(vlm: PrunedVLM, lm: LMInputs, max_new_tokens: int) -> Int[Tensor, "B T"]:
@@ -416,10 +416,9 @@ def _generate_by_prompt(
     vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, keep: int | float, max_new_tokens: int
 ) -> Int[Tensor, "B T"]:
     """Answers of methods that choose anew for each prompt."""
-    if not isinstance(vlm.method, LayerPruner):
-        return _generate(vlm, vlm.lm_inputs(batch, tokens, keep=keep), max_new_tokens)
-    counts = vlm._prompt_counts(batch, tokens, keep)
-    return loop.generate(vlm.backbone, vlm.splice_all(batch, tokens), vlm.method, counts, max_new_tokens=max_new_tokens)
+    counts = vlm.counts(tokens, keep)
+    lm = vlm.splice(batch, tokens, vlm.rule.deploy(tokens, counts))
+    return vlm.decoder.generate(lm, vlm.prompt_counts(batch, counts), max_new_tokens=max_new_tokens, do_sample=False)
 
 
 # Scores --------------------------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from diffprune.fast.buckets import (
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
 from diffprune.fast.graphs import Compiler, Stage, capturing, is_out_of_memory, settled_heap, waits_for_device
 from diffprune.fast.vision import FastScorer, make_tower, take
-from diffprune.inside.loop import real_first
 from diffprune.inside.state import LayerState
+from diffprune.inside.stream import real_first
 from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, ScoringPruner
 from diffprune.methods.fastv import FastV
 from diffprune.methods.pyramiddrop import PyramidDrop
@@ -336,7 +336,7 @@ class FastPath:
             score = self.scorer.fix(tokens)
             if close(score(tokens.x), method.score(tokens), limit=rounding(self.dtype)):
                 return choose_by_score(score, k, self.vision_compiler)
-        if "text" in method.needs or not method.card.budget.startswith("exact K"):
+        if "text" in method.needs or not method.is_exact:
             return None
 
         def current() -> VisualTokens:
@@ -621,7 +621,7 @@ class FastPath:
         budget = self.vlm.budget_of(run.keep)
         counts = budget.counts(tokens.mask) if run.picture is None else budget.count(run.picture.num_tokens)
         if isinstance(method, MergingPruner):
-            run.merged, run.chosen = self.vlm.rule.reduce(tokens, counts).in_raster_order()
+            run.merged, run.chosen = self.vlm.rule.deploy(tokens, counts)
         else:
             run.chosen = self.vlm.rule.choose(tokens, counts).keep
         assert run.chosen is not None

@@ -42,11 +42,11 @@ class LayerState:
         attention_mask: True where a column is real.
         visual: For each prompt the columns where visual tokens still stand, ascending, -1 for padding.
         last: Column of the last instruction token, from which the answer goes on; of the method's own token
-            (`LayerPruner.glimpse`) where it has one. Left out: the last real column.
+            (`LayerPruner.glimpse`) where it has one. Default: the last real column.
         source: Column of `prompt` each column comes from.
         prompt: What the first layer was given.
         reader: Of the layers beside the cut.
-        heard: In training, how much of each visual token is still heard after the cuts before. Left out: all of it.
+        soft_mask: In training, how much the others attend to each visual token after the cuts before. Default: all.
     """
 
     layer: int
@@ -57,7 +57,7 @@ class LayerState:
     source: Int[Tensor, "B T"] | None = None
     prompt: Prompt | None = None
     reader: Reader | None = None
-    heard: Float[Tensor, "B M"] | None = None
+    soft_mask: Float[Tensor, "B M"] | None = None
 
     def __post_init__(self) -> None:
         if self.last is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -152,14 +152,14 @@ class Route(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a training step makes of a cut: nothing is dropped, but what would be is no longer heard.
+    """What a training step makes of a cut: nothing is dropped, but what would be is masked.
 
     Args:
-        heard: How much of each visual token the others hear from here on, from 0 to 1.
+        soft_mask: How much the others attend to each visual token from here on, from 0 to 1.
         logits: The scores behind it.
         penalty: Added to the loss.
     """
 
-    heard: Float[Tensor, "B M"]
+    soft_mask: Float[Tensor, "B M"]
     logits: Float[Tensor, "B M"]
     penalty: Float[Tensor, ""] | None = None

@@ -25,10 +25,9 @@ from diffprune.inside.state import LayerState
 from diffprune.loading import load_base
 from diffprune.measure.flops import Layers, layer_tokens
 from diffprune.measure.shapes import SHAPES, build, is_preset, require_gpu
-from diffprune.methods.base import LayerPruner, MergingPruner
+from diffprune.methods.base import Kept, LayerPruner
 from diffprune.methods.options import parse_method, split_methods
 from diffprune.model import PrunedVLM
-from diffprune.ops import take_tokens
 from diffprune.types import VisualTokens
 
 
@@ -189,21 +188,14 @@ class EagerProbe:
         return tokens
 
     @torch.inference_mode()
-    def _choose(self) -> tuple[Tensor, Tensor]:
+    def _choose(self) -> Kept:
         """Features of the tokens that stay, and their indices."""
-        if isinstance(self.vlm.method, MergingPruner):
-            return tuple(self.vlm.rule.reduce(self.tokens, self.counts))
-        keep = self.vlm.rule.select(self.tokens, self.counts)
-        return take_tokens(self.tokens.x, keep), keep
+        return self.vlm.rule.deploy(self.tokens, self.counts)
 
     @torch.inference_mode()
     def _splice(self) -> Any:
         """Projector, embeddings and positions."""
-        if self.chosen is None:
-            return self.vlm.splice_all(self.batch, self.tokens)
-        x, keep = self.chosen
-        backbone = self.vlm.backbone
-        return backbone.splice(self.batch, self.tokens, backbone.project(x), keep, positions=self.vlm.positions)
+        return self.vlm.splice(self.batch, self.tokens, self.chosen or self._choose())
 
     @torch.inference_mode()
     def _prefill(self) -> tuple[Tensor, Any]:

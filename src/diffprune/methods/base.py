@@ -1,12 +1,19 @@
 """The ladder of pruning methods. A class is an interface (abstract) or a method (final); nothing in between.
 
-Pruner             select(tokens, k) -> keep [B, K]
-  ScoringPruner    score(tokens) -> logits [B, N]; select keeps the K largest
-    TrainablePruner  restrict(tokens, k, tau) -> weakened tokens [B, N, D], for training
-  MergingPruner    reduce(tokens, k) -> new tokens [B, K, D] and their positions [B, K]
-  LayerPruner      select_at(state, k) -> keep [B, K], inside the language model
-    TrainableLayerPruner  decide(state, k, tau) -> how much of each token is still heard, for training
-  SelfTaughtPruner   own_loss(tokens, k) -> what it learns from pictures alone, without the language model
+Whatever its kind, a method has one verb for inference and one for training:
+
+    deploy(tokens, k) -> Kept: x [B, K, D], index [B, K]
+    restrict(tokens, k, tau) -> Restricted: all tokens, each weakened by its weight
+
+A new method writes one of these, and gets the verbs from it:
+
+Pruner               select(tokens, k) -> index [B, K]
+  ScoringPruner      score(tokens) -> logits [B, N]; select keeps the K largest
+    TrainablePruner  restrict itself
+  MergingPruner      reduce(tokens, k) -> Kept, of new tokens
+  LayerPruner        select_at(state, k) -> index [B, K] between decoder layers; deploy keeps all
+    TrainableLayerPruner  decide(state, k, tau) -> a soft mask, for training
+  SelfSupervisedPruner    own_loss(tokens, k) -> what it learns from pictures alone, without the language model
 """
 
 from abc import ABC, abstractmethod
@@ -65,6 +72,61 @@ class Choice(NamedTuple):
     logits: Float[Tensor, "B N"] | None = None
 
 
+class Kept(NamedTuple):
+    """The tokens that go on, and the raster index each stands at, -1 for padding.
+
+    `deploy` gives them ascending; `reduce` in the order of the release where the method is built with `native=True`.
+    """
+
+    x: Float[Tensor, "B K D"]
+    index: Int[Tensor, "B K"]  # type: ignore[assignment]  # not the method of a tuple
+
+    # As in `Restricted`, where tokens are weakened: here they are as they were.
+    alpha = penalty = soft_mask = distillation = None
+
+    def in_raster_order(self) -> "Kept":
+        """The same tokens with their indices ascending, padding at the end."""
+        last = torch.iinfo(self.index.dtype).max
+        order = self.index.masked_fill(self.index < 0, last).sort(dim=-1).indices
+        return Kept(take_tokens(self.x, order), self.index.gather(-1, order))
+
+
+class Distillation(NamedTuple):
+    """How much a training step is held to what the unpruned model says, beside the answers themselves.
+
+    Args:
+        answers: Weight of the divergence from its next-token distribution, mean over answer tokens.
+        tokens: Weight of the squared distance of the kept visual tokens' last hidden states from its own.
+    """
+
+    answers: float
+    tokens: float
+
+
+class Restricted(NamedTuple):
+    """What a training step runs, and the weights that made it.
+
+    Args:
+        x: The tokens, weakened; as they were where a soft mask does it.
+        alpha: The weight of each token.
+        logits: The scores behind the weights; all alike where nothing is weakened here.
+        penalty: Added to the loss, where a method needs more than the model's own.
+        soft_mask: How much the language model's other tokens attend to each; None: as ever.
+        distillation: Holds the step to the unpruned model.
+        index: Raster index each of `x` stands at, -1 for padding; None: nothing was removed.
+        own_loss: The whole loss, where the language model has no part in it.
+    """
+
+    x: Float[Tensor, "B K D"]
+    alpha: Float[Tensor, "B N"]
+    logits: Float[Tensor, "B N"]
+    penalty: Float[Tensor, ""] | None = None
+    soft_mask: Float[Tensor, "B N"] | None = None
+    distillation: Distillation | None = None
+    index: Int[Tensor, "B K"] | None = None  # type: ignore[assignment]  # not the method of a tuple
+    own_loss: Float[Tensor, ""] | None = None
+
+
 class Pruner(nn.Module, ABC):
     """Decides which visual tokens stay.
 
@@ -78,6 +140,10 @@ class Pruner(nn.Module, ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     place: ClassVar[str] = "before the LLM"
     trained: ClassVar[bool] = False
+    is_inside: ClassVar[bool] = False  # it drops between decoder layers
+    is_merging: ClassVar[bool] = False  # it makes new tokens
+    is_exact: ClassVar[bool] = True  # K says how many stay
+    hides_tokens: bool = False  # training masks tokens in attention (`Restricted.soft_mask`) instead of changing them
     learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data can tell them
     native_positions: ClassVar[str] = "original"  # "packed" where the release numbers what is left without gaps
     native_rounding: ClassVar[str] = "nearest"  # "down" where the release makes int(share * N) of a share
@@ -117,6 +183,19 @@ class Pruner(nn.Module, ABC):
         keep = self.select(tokens, k)
         return Choice(raster(keep) if self.is_native else keep)
 
+    def deploy(self, tokens: VisualTokens, k: Counts) -> Kept:
+        """The tokens the language model is given, in raster order."""
+        return take(tokens, self.choose(tokens, k).keep)
+
+    def restrict(
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
+    ) -> Restricted:
+        """All N tokens, each weakened by its weight; one generator per image makes a row independent of its batch."""
+        raise ValueError(f"method {self.name!r} has nothing to train; loss(..., hard=True) measures it")
+
+    def start_training(self) -> None:  # most methods need nothing here
+        """Make what exists for training only, under names that start with `throttle_`; called once, before a run."""
+
     def parameter_counts(self) -> dict[str, int]:
         """Parameters that are deployed, all there are, and those that learn."""
         sizes = [(name, value.numel(), value.requires_grad) for name, value in self.named_parameters()]
@@ -142,56 +221,29 @@ class ScoringPruner(Pruner):
         return Choice(hard_topk(logits, k, mask=tokens.padding_mask), logits)
 
 
-class Distillation(NamedTuple):
-    """How much a training step is held to what the unpruned model says, beside the answers themselves.
-
-    Args:
-        answers: Weight of the divergence from its next-token distribution, mean over answer tokens.
-        tokens: Weight of the squared distance of the kept visual tokens' last hidden states from its own.
-    """
-
-    answers: float
-    tokens: float
-
-
-class Restricted(NamedTuple):
-    """What a training step runs: weakened tokens, and the weights that weakened them.
-
-    Where `heard` is given, the tokens are as they were and the language model's attention is weakened instead.
-    """
-
-    x: Float[Tensor, "B N D"]
-    alpha: Float[Tensor, "B N"]
-    logits: Float[Tensor, "B N"]
-    penalty: Float[Tensor, ""] | None = None  # added to the loss, where a method needs more than the model's own
-    heard: Float[Tensor, "B N"] | None = None
-    distillation: Distillation | None = None
-
-
 class TrainablePruner(ScoringPruner):
     """Learns its ranking by weakening tokens during training. Parameters named `throttle_*` never leave training."""
 
     trained: ClassVar[bool] = True
     # Whether the weights of a training step sum to K; else a penalty holds them near it.
     exact_in_training: bool = True
-    # Whether training hides tokens from attention (`Restricted.heard`) instead of changing them.
-    hides_tokens: bool = False
 
     @abstractmethod
     def restrict(
         self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
-    ) -> Restricted:
-        """All N tokens, each weakened by its weight; one generator per image makes a row independent of its batch."""
+    ) -> Restricted: ...
 
 
-class SelfTaughtPruner(Pruner):
+class SelfSupervisedPruner(Pruner):
     """Learns from pictures alone: neither answers nor the language model have a part in its loss."""
 
     trained: ClassVar[bool] = True
 
-    @abstractmethod
-    def start_training(self) -> None:
-        """Make what exists for training only, under names that start with `throttle_`; called once, before a run."""
+    def restrict(
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
+    ) -> Restricted:
+        real = tokens.mask.float()
+        return Restricted(tokens.x, real, real, own_loss=self.own_loss(tokens, k, generator=generator))
 
     @abstractmethod
     def own_loss(
@@ -200,36 +252,28 @@ class SelfTaughtPruner(Pruner):
         """Mean over the images; one generator per image makes a row independent of its batch."""
 
 
-class Merged(NamedTuple):
-    """New tokens in place of the old ones, and the raster index each stands at, -1 for padding.
-
-    Ascending, or in the order of the release where the method is built with `native=True`.
-    """
-
-    x: Float[Tensor, "B K D"]
-    positions: Int[Tensor, "B K"]
-
-    def in_raster_order(self) -> "Merged":
-        """The same tokens with their positions ascending, padding at the end."""
-        last = torch.iinfo(self.positions.dtype).max
-        order = self.positions.masked_fill(self.positions < 0, last).sort(dim=-1).indices
-        return Merged(take_tokens(self.x, order), self.positions.gather(-1, order))
-
-
 class MergingPruner(Pruner):
     """Makes K new tokens out of N instead of choosing K of them."""
 
+    is_merging: ClassVar[bool] = True
+
     @abstractmethod
-    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged: ...
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Kept:
+        """New tokens in place of the old ones, and the raster index each stands at."""
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        return self.reduce(tokens, k).positions
+        return self.reduce(tokens, k).index
+
+    def deploy(self, tokens: VisualTokens, k: Counts) -> Kept:
+        kept = self.reduce(tokens, k)
+        return kept.in_raster_order() if self.is_native else kept
 
 
 class LayerPruner(Pruner):
     """Drops tokens between decoder layers; every layer keeps a cache of the tokens it saw."""
 
     place: ClassVar[str] = "inside the LLM"
+    is_inside: ClassVar[bool] = True
     prunes_earlier: ClassVar[bool] = False  # a cut also takes the dropped tokens out of the caches of the layers before
 
     @abstractmethod
@@ -256,6 +300,9 @@ class LayerPruner(Pruner):
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         raise ValueError(f"{self.name} chooses inside the language model; use PrunedVLM.generate with it")
 
+    def deploy(self, tokens: VisualTokens, k: Counts) -> Kept:
+        return Kept(tokens.x, everything(tokens))
+
 
 class TrainableLayerPruner(LayerPruner):
     """Learns inside the frozen language model. Built of the sizes of that model, `language`."""
@@ -273,11 +320,28 @@ class TrainableLayerPruner(LayerPruner):
             )
         self.language = language
 
+    def restrict(
+        self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
+    ) -> Restricted:
+        real = tokens.mask.float()
+        return Restricted(tokens.x, real, real)  # whole: what is weakened is decided between the layers
+
     @abstractmethod
     def decide(
         self, state: LayerState, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
     ) -> Decision | Route:
         """What a training step does at a cut; one generator per prompt makes a row independent of its batch."""
+
+
+def everything(tokens: VisualTokens) -> Int[Tensor, "B N"]:
+    """The index that keeps all real tokens."""
+    index = torch.arange(tokens.x.shape[1], device=tokens.x.device).expand(len(tokens), -1)
+    return torch.where(tokens.mask, index, -1)
+
+
+def take(tokens: VisualTokens, index: Int[Tensor, "B K"]) -> Kept:
+    """The tokens at these indices, as they are."""
+    return Kept(take_tokens(tokens.x, index), index)
 
 
 def check_choices(options: Any, **choices: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ class DynamicViT(TrainablePruner):
             alpha=chosen,
             logits=log_odds(log_probs),
             penalty=options.ratio_weight * ratio_penalty(chosen, k, mask),
-            heard=chosen,
+            soft_mask=chosen,
             distillation=Distillation(options.answer_weight, options.token_weight) if held else None,
         )
 

@@ -205,14 +205,14 @@ class ConditionedBlock(nn.Module):
             for part in (self.query(both), self.key(both), self.value(own))
         )
         angles = rotary_angles(places, self.spec)
-        heard = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             rotate(query, angles),
             rotate(key, angles),
             value,
             attn_mask=(mask | ~mask.any(-1, keepdim=True))[:, None, None],  # a row without any key would come out NaN
             scale=1 / math.sqrt(self.spec.head_width),
         )
-        x = x + self.out(heard.transpose(1, 2).flatten(-2))
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
         return x + self.mlp(self.norm2(x))
 
 

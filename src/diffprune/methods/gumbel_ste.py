@@ -107,7 +107,7 @@ class GumbelSTE(TrainablePruner):
             penalty = options.ratio_weight * ratio_penalty(chosen, k, mask)
         x = zero_padding(tokens.x, mask)
         if self.throttle_block is None:
-            return Restricted(x, chosen, logits, penalty, heard=chosen)
+            return Restricted(x, chosen, logits, penalty, soft_mask=chosen)
         mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
         noise = draw_normal(x, mask, generator)
         x = linear_gate(x, chosen, noise=noise, mu=mu, sigma=sigma)  # the values of Eq. 6 at weights 0 and 1

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Counts, SelfTaughtPruner, require_block
+from diffprune.methods.base import Card, Counts, SelfSupervisedPruner, require_block
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import hard_topk
@@ -53,7 +53,7 @@ class OCVTPOptions:
 
 
 @METHODS.register("oc_vtp")
-class OCVTP(SelfTaughtPruner):
+class OCVTP(SelfSupervisedPruner):
     """K slots of one learned Gaussian, so one pruner serves any budget. Learns from pictures alone."""
 
     card = Card(

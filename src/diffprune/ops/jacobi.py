@@ -1,6 +1,7 @@
 """Eigenvectors of small symmetric matrices in a fixed number of steps, for which nothing waits."""
 
-# pyright: basic, as torch.linalg has no types
+# torch.linalg has no types.
+# pyright: basic
 
 import torch
 from jaxtyping import Float64

@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from diffprune.backbones.base import Backbone
 from diffprune.config import BackboneConfig
-from diffprune.inside.training import CudnnAttention
+from diffprune.inside.layers import CudnnAttention
 from diffprune.loading import load_base, refuse_unknown, unreachable
 from diffprune.measure.shapes import SHAPES, build, require_gpu
 from diffprune.model import wrap_backbone

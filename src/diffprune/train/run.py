@@ -34,7 +34,6 @@ from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
 from diffprune.evaluate.native import own_sizes, scene_images
 from diffprune.evaluate.pixels import takes_pixels
-from diffprune.methods.base import SelfTaughtPruner
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.options import build_method
 from diffprune.methods.random import Random
@@ -114,20 +113,21 @@ class Objective(nn.Module):
         if how == "hard":
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         if how == "random":
-            lm = vlm.splice_kept(batch, tokens, Random().select(tokens, counts))
-            return vlm.answer_loss(lm, num_targets), num_targets * 0
+            lm = vlm.splice(batch, tokens, Random().deploy(tokens, counts))
+            return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
             pictures = [sample.picture for sample in samples]
             tokens = replace(tokens, regions=item_regions(tokens, pictures, config.data.sizes or own_sizes(vlm)))
-        loss, alpha = vlm.learn(
+        loss, alpha = vlm.loss(
             batch,
-            tokens,
+            tokens=tokens,
             tau=tau,
             keep=counts,
             generator=noise,
             num_targets=num_targets,
             remove_below=config.remove_below,
+            return_alpha=True,
         )
         return loss, (alpha.detach() * (1 - alpha.detach())).sum().float()
 
@@ -318,8 +318,7 @@ class Run:
         self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
         if not self.vlm.method.trained:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
-        if isinstance(self.vlm.method, SelfTaughtPruner):
-            self.vlm.method.start_training()
+        self.vlm.method.start_training()
         if config.tau.start == "auto":
             self._check_auto()
         if config.hardness and not isinstance(self.vlm.method, DiffPrune):
