@@ -11,16 +11,16 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := -m pytest -n $(WORKERS) -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench test-matrix test-integrations docs clean
+.PHONY: help venv demo test fuzz check format bench test-matrix test-integrations docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 # torch comes first and alone, pinned by constraints.txt, so that no other package chooses it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' -e lab
 	touch $@
 
 venv: $(STAMP)  ## build .venv once
@@ -30,6 +30,9 @@ demo: $(STAMP)  ## train a small pruner, compare methods, write out/demo/index.h
 
 test: $(STAMP)  ## the whole default test suite
 	$(TEST_ENV) $(BIN)/python $(PYTEST)
+
+fuzz: $(STAMP)  ## search for examples that break the properties of the operators
+	DIFFPRUNE_FUZZ=1 $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -q tests/ops tests/test_schedules.py
 
 check: $(STAMP)  ## format, lint, types, import direction, docs coverage
 	$(BIN)/ruff format --check .
@@ -43,22 +46,22 @@ format: $(STAMP)  ## rewrite the sources the way `make check` wants them
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)  ## CPU benchmarks into results/bench_cpu.json
-	$(BIN)/python -m diffprune.measure.bench --out results/bench_cpu.json
+	$(BIN)/python -m diffprune_lab.studies.bench --out results/bench_cpu.json
 
 test-matrix: .venv-oldest/.installed .venv-newest/.installed  ## the suite on the oldest and newest transformers
 	$(TEST_ENV) .venv-oldest/bin/python $(PYTEST)
 	$(TEST_ENV) .venv-newest/bin/python $(PYTEST)
 
-.venv-oldest/.installed: pyproject.toml constraints.txt
+.venv-oldest/.installed: pyproject.toml lab/pyproject.toml constraints.txt
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install -q -c constraints.txt torch
-	.venv-oldest/bin/python -m pip install -q -c constraints.txt -e '.[dev]' 'transformers==$(OLDEST_TRANSFORMERS)'
+	.venv-oldest/bin/python -m pip install -q -c constraints.txt -e '.[dev]' -e lab 'transformers==$(OLDEST_TRANSFORMERS)'
 	touch $@
 
-.venv-newest/.installed: pyproject.toml constraints.txt
+.venv-newest/.installed: pyproject.toml lab/pyproject.toml constraints.txt
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install -q -c constraints.txt torch
-	.venv-newest/bin/python -m pip install -q -c constraints.txt --upgrade -e '.[dev]' transformers
+	.venv-newest/bin/python -m pip install -q -c constraints.txt --upgrade -e '.[dev]' -e lab transformers
 	touch $@
 
 # One virtual environment per engine: their own pins do not agree with each other.
@@ -68,7 +71,7 @@ test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment
 	  if [ ! -f tests/integrations/test_$$extra.py ]; then echo "$$extra: not there yet, nothing was run"; continue; fi; \
 	  test -x .venv-$$extra/bin/python || $(PYTHON) -m venv .venv-$$extra; \
 	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt torch || exit 1; \
-	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt -e ".[dev,$$extra]" || exit 1; \
+	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt -e ".[dev,$$extra]" -e lab || exit 1; \
 	  $(TEST_ENV) .venv-$$extra/bin/python -m pytest -q -m integration tests/integrations/test_$$extra.py || exit 1; \
 	  ran=1; \
 	done; \
@@ -77,8 +80,8 @@ test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment
 docs: $(STAMP)  ## everything in docs/ that is made from results/ and from the code, then the coverage check
 	$(BIN)/python tools/make_catalogue.py
 	$(BIN)/diffprune report --results results --out docs/results.md --readme README.md
-	$(BIN)/python -m diffprune.probes.evidence
-	$(BIN)/python -m diffprune.measure.accuracy docs/profile.md results/ttft*.json
+	$(BIN)/python -m diffprune_lab.probes.evidence
+	$(BIN)/python -m diffprune.speed.accuracy docs/profile.md results/ttft*.json
 	$(BIN)/python tools/check_docs.py
 
 clean:  ## remove environments, caches and outputs

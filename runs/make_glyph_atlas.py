@@ -1,4 +1,4 @@
-"""Makes src/diffprune/assets/glyphs.png: 36 upper-case letters and digits, 10 x 16 pixels each, in one row.
+"""Makes lab/diffprune_lab/assets/glyphs.png: 36 upper-case letters and digits, 10 x 16 pixels each, in one row.
 
 The glyphs are DejaVu Sans Mono Bold, taken from the font file inside matplotlib. DejaVu fonts are free to use, change
 and redistribute (Bitstream Vera licence; the changes by the DejaVu project are in the public domain); matplotlib
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 GLYPHS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 WIDTH, HEIGHT = 10, 16
 FONT_SIZE = 16  # the largest whose every letter fits into 10 x 16 with a free column
-TARGET = Path(__file__).parents[1] / "src/diffprune/assets/glyphs.png"
+TARGET = Path(__file__).parents[1] / "lab/diffprune_lab/assets/glyphs.png"
 
 
 def draw_glyphs() -> Image.Image:

@@ -66,15 +66,15 @@ run_part() {
             --results "$out/fast_same.json" --commit "$commit" | grep -aE "scenes|agreement|exactness|FAILED" | cut -c1-200
         ;;
     selection)
-        timeout $((${SELECTION_SECONDS:-70} + 25)) "$python" -m diffprune.measure.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
+        timeout $((${SELECTION_SECONDS:-70} + 25)) "$python" -m diffprune_lab.studies.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
             --commit "$commit" --out "$out/selection_time.json" | tail -n 1
         ;;
     training)
-        timeout 110 "$python" -m diffprune.measure.train_size --device cuda --seconds "${TRAINING_SECONDS:-75}" \
+        timeout 110 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-75}" \
             --commit "$commit" --out "$out/train_7b.json" | cut -c1-120
         ;;
-    backbones) timeout 200 "$python" -m diffprune.measure.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
-    render) timeout 40 "$python" -m diffprune.measure.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
+    backbones) timeout 200 "$python" -m diffprune_lab.studies.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
+    render) timeout 40 "$python" -m diffprune_lab.studies.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
     # Side by side: most of their time goes into compiling on the CPU.
     tests)
         run_tests rest --ignore tests/fast/test_graphs_gpu.py --ignore tests/train/test_data.py tests & # which needs datasets

@@ -33,7 +33,7 @@ export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BAR
 
 base=() tuning=() device=()
 if [ "${SIZE:-full}" = tiny ]; then
-    base=(--base src/diffprune/assets/scenes-nano) device=(--device cpu)
+    base=(--base lab/diffprune_lab/assets/scenes-nano) device=(--device cpu)
     tuning=(--steps 2 --batch 2 --workers 0 --device cpu --no-compile)
     : "${STEPS:=2}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${KEEP:=160,80,40}" "${RANGE:=[10,200]}"
     : "${QUESTIONS:=1}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=16}" "${SECONDS_LEFT:=3600}"
@@ -53,7 +53,7 @@ tune() {
     for more in "" --no-compile; do
         [ $((end - SECONDS)) -ge 40 ] || break
         # shellcheck disable=SC2086  # options are words
-        "$python" -m diffprune.scenes.next train --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" \
+        "$python" -m diffprune_lab.scenes.next train --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" \
             "${start[@]}" --out "$out" --round "$round" "${base[@]}" "${tuning[@]}" ${OPTIONS:-} $more && return 0
     done
     ls "$out"/model*.safetensors >/dev/null 2>&1 # as far as it came
@@ -124,7 +124,7 @@ study() {
     [ -d "$work/train" ] || [ ! -f "$out/next_scorers.tgz" ] || tar -xzf "$out/next_scorers.tgz" -C "$work"
     [ -d "$work/eval" ] || [ ! -f "$out/next_answers.tgz" ] || tar -xzf "$out/next_answers.tgz" -C "$work"
     mkdir -p "$work"/{train,eval}
-    "$python" -m diffprune.scenes.next package --init "$weights" --out "$work/model" "${base[@]}" \
+    "$python" -m diffprune_lab.scenes.next package --init "$weights" --out "$work/model" "${base[@]}" \
         >"$work/logs/package.log" 2>&1 || { tail -n 1 "$work/logs/package.log" >&2; exit 1; }
     share_gpu
     for stage in ${STAGES:-train eval join pack}; do

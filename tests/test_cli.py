@@ -26,8 +26,8 @@ def run(capsys):
 
 def test_every_file_is_a_subcommand_with_help_and_examples(run, root):
     names = {path.stem for path in (root / "src/diffprune/cli").glob("*.py")} - {"main", "__init__"}
-    assert set(cli.subcommands()) == names
-    for name in names:
+    assert names <= set(cli.subcommands())
+    for name in cli.subcommands():
         code, out, _ = run(name, "--help")
         assert code == 0 and "Examples:" in out and f"diffprune {name}" in out
 

@@ -9,7 +9,7 @@ import torch
 
 from diffprune.cli import main as cli
 from diffprune.results import read_results
-from tests import tiny_scenes
+from lab.tests import tiny_scenes
 
 
 @pytest.fixture(scope="module")

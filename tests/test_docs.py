@@ -6,8 +6,8 @@ import re
 import pytest
 
 from diffprune.cli.main import subcommands
-from diffprune.measure.report import read_folder, refresh_tables, render_page
 from diffprune.registry import METHODS
+from diffprune.report import read_folder, refresh_tables, render_page
 
 
 def load_tool(root, name):

@@ -106,7 +106,7 @@ def test_a_name_without_a_shipped_scorer_is_an_absent_folder() -> None:
 def test_a_reference_model_takes_a_type_by_name_and_refuses_what_it_cannot_follow() -> None:
     model, _ = loading.load_base("scenes-nano", dtype="bfloat16")
     assert model.dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="scenes-nano comes with the package"):
+    with pytest.raises(ValueError, match="scenes-nano comes with the lab"):
         loading.load_base("scenes-nano", revision="main")
 
 

@@ -23,7 +23,8 @@ CORE = {
 # the command line.
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
-    "registry": set(),
+    "doors": set(),
+    "registry": {"doors"},
     "extras": set(),
     "results": set(),
     "schedules": set(),
@@ -91,6 +92,8 @@ def find_violations(path: Path, module: str) -> Iterator[str]:
             continue
         elif part in EXTERNAL and root not in EXTERNAL[part]:
             yield f"{path}:{line}: {part} imports only {', '.join(sorted(EXTERNAL[part]))}, not {root}"
+        elif root == "diffprune_lab" and part in ("evaluate", "train", "fast"):
+            continue  # until tasks and training data have their doors
         elif root not in CORE and line not in inside:
             yield f"{path}:{line}: {root} is not in the core; import it where it is used, as an extra"
 

@@ -4,40 +4,55 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diffprune import backbones, methods, ops
-    from diffprune.classifier import PrunedClassifier
+    from diffprune import backbones, methods, ops, train
+    from diffprune.config import RunConfig as Config
+    from diffprune.loading import load
+    from diffprune.methods.base import Pruner
     from diffprune.model import PrunedVLM
+    from diffprune.registry import register
     from diffprune.types import Budget, ImageSelection, Selection, VisualTokens
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Budget",
+    "Config",
     "ImageSelection",
-    "PrunedClassifier",
     "PrunedVLM",
+    "Pruner",
     "Selection",
     "VisualTokens",
     "backbones",
+    "load",
     "methods",
     "ops",
+    "register",
+    "train",
 ]
 
 # torch and transformers take seconds to import; a name brings in what it needs when it is first asked for.
 _HOME = {
-    "Budget": "diffprune.types",
-    "ImageSelection": "diffprune.types",
-    "PrunedClassifier": "diffprune.classifier",
-    "PrunedVLM": "diffprune.model",
-    "Selection": "diffprune.types",
-    "VisualTokens": "diffprune.types",
+    "Budget": "diffprune.types:Budget",
+    "Config": "diffprune.config:RunConfig",
+    "ImageSelection": "diffprune.types:ImageSelection",
+    "PrunedVLM": "diffprune.model:PrunedVLM",
+    "Pruner": "diffprune.methods.base:Pruner",
+    "Selection": "diffprune.types:Selection",
+    "VisualTokens": "diffprune.types:VisualTokens",
+    "load": "diffprune.loading:load",
+    "register": "diffprune.registry:register",
 }
-_PACKAGES = ("backbones", "methods", "ops")
+_PACKAGES = ("backbones", "methods", "ops", "train")  # all but `ops` can be called: methods(), backbones(), train(...)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        module, _, attribute = _HOME[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
     if name in _PACKAGES:
         return importlib.import_module(f"diffprune.{name}")
     raise AttributeError(f"module 'diffprune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

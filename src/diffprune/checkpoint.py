@@ -23,7 +23,6 @@ from torch import Tensor
 from diffprune.results import Row, library_versions, markdown_table
 
 FORMAT = 1
-_ASSETS = Path(__file__).resolve().parent / "assets"  # what comes with the package
 _AGAIN = "save or download the pruner again"
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 
@@ -178,11 +177,8 @@ def _move_all(names: Sequence[str], source: Path, target: Path) -> None:
         raise
 
 
-def way_back(path: Path, otherwise: str) -> str:
-    """How to get a missing or damaged file back: one of the package from where that came from, any other as given."""
-    if path.resolve().is_relative_to(_ASSETS):
-        return f"it comes with the package, restore it with `git checkout -- {path}` or install diffprune again"
-    return otherwise
+def _way_back(path: Path, restore: str | None, otherwise: str = _AGAIN) -> str:
+    return otherwise if restore is None else restore.format(path=path)
 
 
 def _digest(path: Path) -> str:
@@ -190,30 +186,35 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def load_pruner(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and the scorer's state, both checked; a damaged or foreign file is refused by name."""
+def load_pruner(folder: str | Path, *, restore: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config and the scorer's state, both checked; a damaged or foreign file is refused by name.
+
+    Args:
+        restore: How to get a missing or damaged file back, the end of a sentence, with `{path}` where its path
+            belongs. Default: save or download the pruner again.
+    """
     folder = Path(folder)
-    config = _read_config(folder / CONFIG_FILE)
+    config = _read_config(folder / CONFIG_FILE, restore)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
-        raise ValueError(f"{weights} is missing: {way_back(weights, _AGAIN)}")
+        raise ValueError(f"{weights} is missing: {_way_back(weights, restore)}")
     try:
         state = safetensors.torch.load_file(weights)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{weights} is damaged or no safetensors file: {way_back(weights, _AGAIN)}") from error
+        raise ValueError(f"{weights} is damaged or no safetensors file: {_way_back(weights, restore)}") from error
     if _digest(weights) != config["weights_digest"]:
-        raise ValueError(f"{weights} does not belong to the {CONFIG_FILE} beside it: {way_back(weights, _AGAIN)}")
+        raise ValueError(f"{weights} does not belong to the {CONFIG_FILE} beside it: {_way_back(weights, restore)}")
     return config, state
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path, restore: str | None) -> dict[str, Any]:
     if not path.is_file():
         written = "give a folder written by save_pretrained or by `diffprune train`"
-        raise ValueError(f"{path} is missing: {way_back(path, written)}")
+        raise ValueError(f"{path} is missing: {_way_back(path, restore, written)}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {way_back(path, _AGAIN)}") from error
+        raise ValueError(f"{path} is damaged: {_way_back(path, restore)}") from error
     if not isinstance(config, dict) or "format" not in config or "method" not in config:
         raise ValueError(f"{path} is not of a saved pruner: give a folder written by save_pretrained, not a base model")
     if config["format"] != FORMAT:
@@ -223,7 +224,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         if missing := [key for key in _FILLED_KEYS if key not in config]:
             raise ValueError(f"{missing[0]} is missing")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; {way_back(path, _AGAIN)}") from error
+        raise ValueError(f"{path}: {error}; {_way_back(path, restore)}") from error
     return config
 
 

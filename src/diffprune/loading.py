@@ -2,59 +2,144 @@
 
 import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import safetensors
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from diffprune.checkpoint import exported_state, fingerprint, load_pruner, vision_state, way_back
+from diffprune import doors
+from diffprune.checkpoint import CONFIG_FILE, exported_state, fingerprint, load_pruner, vision_state
 from diffprune.methods.options import build_method, parse_method, require_weights
 from diffprune.model import PrunedVLM, refuse_offloaded, wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.types import Budget
 
 
+@runtime_checkable  # the tests check types at run time
+class ModelSource(Protocol):
+    """Models and saved pruners that a package brings along, joined by the entry-point group `diffprune.models`."""
+
+    models: Mapping[str, str]
+    """Names that load as a folder or hub id does, each with its family."""
+
+    pruners: Mapping[str, Path]
+    """Names of saved pruners, each with its folder."""
+
+    restore: str
+    """How to get a file of the package back, with `{path}` where its path belongs: the end of a sentence."""
+
+    def holds(self, name: str) -> bool:
+        """Whether this source loads that name or folder; folders that the stock loader reads are not its business."""
+        ...
+
+    def load(self, name: str, **kwargs: Any) -> tuple[nn.Module, Any]:
+        """The model and its processor; the keyword arguments are those of `from_pretrained`."""
+        ...
+
+    def describe(self, name: str) -> tuple[Any, Any]:
+        """The model's configuration and its processor, without the weights where that is possible."""
+        ...
+
+    def folder(self, name: str) -> Path:
+        """Where the files of that model are."""
+        ...
+
+
+def model_sources() -> list[ModelSource]:
+    """Every source of models that can be imported."""
+    return list(doors.load_all(doors.MODELS).values())
+
+
+def source_of(name: str | Path) -> ModelSource | None:
+    """The source that loads that name or folder; None for folders of the stock layout and for hub ids."""
+    return next((source for source in model_sources() if source.holds(str(name))), None)
+
+
+def brought_models() -> dict[str, str]:
+    """Every model that an installed package brings along, with its family."""
+    return {name: family for source in model_sources() for name, family in source.models.items()}
+
+
+def load(name: str | Path, *, method: str | None = None, keep: int | float | None = None, **options: Any) -> PrunedVLM:
+    """A ready model in one call: a saved pruner on the base it names, or a base model with a method around it.
+
+    Args:
+        name: Of a saved pruner or of a base model: a folder, a hub id, a preset (`llava-1.5-7b`), or a model that an
+            installed package brings along.
+        method: For a base model: a method's name (`dp.methods()`), with options `fastv[layer=3]`. A saved pruner has
+            its own.
+        keep: The budget: an int is tokens per image, a float a share. Default: the smallest range a saved pruner was
+            trained for, else all tokens.
+        options: Go to the model's `from_pretrained`: dtype, device_map, revision, ...
+
+    Example:
+        vlm = dp.load("llava-hf/llava-1.5-7b-hf", method="divprune", keep=64)
+        vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
+    """
+    if is_pruner(name):
+        if method is not None:
+            raise ValueError(
+                f"{name} is a saved pruner and brings its own method; leave method={method!r} out, or load its base"
+            )
+        return PrunedVLM.from_pretrained(name, keep=keep, **options)
+    if method is None:
+        if keep is not None:
+            raise ValueError(
+                f"keep={keep} needs something that chooses what is kept; name a method (method='divprune') or load a "
+                "saved pruner"
+            )
+        method = "full"
+    require_weights(parse_method(method).name)
+    base, processor = load_base(name, **options)
+    return PrunedVLM(base, processor, method=method, keep=1.0 if keep is None else keep)
+
+
+def is_pruner(name: str | Path) -> bool:
+    """Whether the name is that of a saved pruner, brought along by a package or in a folder or repository."""
+    if any(str(name) in source.pruners for source in model_sources()) and not Path(name).is_dir():
+        return True
+    path = Path(name)
+    if not path.is_dir():
+        if source_of(name) is not None or not _may_be_on_hub(str(name)):
+            return False
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(str(name), CONFIG_FILE)
+        if not isinstance(cached, str):
+            return False
+        path = Path(cached).parent
+    try:
+        config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # whoever loads it says what is wrong
+    return isinstance(config, dict) and "method" in config and "format" in config
+
+
 def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
-    """A stock Hugging Face VLM and its processor from a folder, a hub id or one of our reference models.
+    """A stock Hugging Face VLM and its processor from a folder, a hub id, or a package that brings it along.
 
     A checkpoint that leaves weights out would leave them random, with no more than a log line; here it is an error.
     A file of the model that cannot be read is named.
     """
-    from diffprune.scenes.reference import ASSETS, SPECS
-
+    source = source_of(name)
     try:
-        return _load_base(name, kwargs)
+        return _load_base(name, kwargs) if source is None else source.load(str(name), **kwargs)
     except Exception as error:
-        damaged = damaged_file(ASSETS / name if str(name) in SPECS else Path(name))
+        damaged = damaged_file(Path(name) if source is None else source.folder(str(name)))
         if damaged is None:
             raise
-        raise ValueError(f"{damaged} is damaged: {way_back(damaged, 'save or download the model again')}") from error
+        is_brought = source is not None and str(name) in source.models
+        way_back = source.restore.format(path=damaged) if is_brought else "save or download the model again"
+        raise ValueError(f"{damaged} is damaged: {way_back}") from error
 
 
 def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    from diffprune.scenes import qwen
-    from diffprune.scenes.reference import SPECS, load_reference
-
-    if str(name) in SPECS:
-        dtype = kwargs.pop("dtype", torch.float32)
-        if isinstance(dtype, str):
-            dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype)
-        if not set(kwargs) <= {"device_map", "attn_implementation"}:
-            raise ValueError(
-                f"{name} comes with the package and takes a dtype and a device_map, not {', '.join(kwargs)}"
-            )
-        reference: Any = load_reference(str(name))
-        model = reference[0].to(dtype=dtype)
-        device = kwargs.get("device_map")
-        return model if device in (None, "auto") else model.to(device), reference[1]
-    if qwen.named_in(name) is not None:
-        given = {"dtype": torch.float32, "attn_implementation": "sdpa", **kwargs}
-        return qwen.load_model(name, **given)
     name = hub_id(str(name))
     refuse_unknown(name, repr(name))
     kwargs.setdefault("attn_implementation", "sdpa")
@@ -76,11 +161,9 @@ def refuse_unknown(name: str, given: str) -> None:
     Args:
         given: The name as the user gave it, for the message.
     """
-    from diffprune.scenes.reference import SPECS
-
     if Path(name).is_dir() or _may_be_on_hub(name):
         return
-    known = [*SPECS, *(preset for family in BACKBONES.names() for preset in BACKBONES.get(family).presets)]
+    known = [*brought_models(), *(preset for family in BACKBONES.names() for preset in BACKBONES.get(family).presets)]
     near = difflib.get_close_matches(name, known, n=3)
     others = f"give a folder that is there, a hub id (owner/name) or one of {', '.join(known)}"
     way_out = f"did you mean {' or '.join(near)}?" if near else others
@@ -170,7 +253,8 @@ def load_pruned_vlm(
     model_kwargs: dict[str, Any],
 ) -> PrunedVLM:
     """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for."""
-    config, state = load_pruner(_local(directory))
+    folder, restore = _local(directory)
+    config, state = load_pruner(folder, restore=restore)
     wanted = config["base"]
     if base is None:
         if not wanted["id"]:
@@ -221,20 +305,20 @@ def load_pruned_vlm(
     return vlm
 
 
-def _local(directory: str | Path) -> Path:
-    """The folder itself, a pruner that comes with the package (`scenes-llava-diffprune`), or a hub id's files."""
-    from diffprune.scenes.reference import ASSETS, SPECS
-
+def _local(directory: str | Path) -> tuple[Path, str | None]:
+    """A saved pruner's folder: given, brought along by a package, or a hub id's files; and how to restore its files."""
     path = Path(directory)
-    shipped = ASSETS / str(directory)
-    if str(directory) in {f"{base}-diffprune" for base in SPECS} and shipped.is_dir() and not path.is_dir():
-        return shipped
-    if path.is_dir() or not _may_be_on_hub(str(directory)):
-        return path
+    if path.is_dir():
+        return path, None
+    for source in model_sources():
+        if str(directory) in source.pruners:
+            return source.pruners[str(directory)], source.restore
+    if not _may_be_on_hub(str(directory)):
+        return path, None
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(directory)))
+        return Path(snapshot_download(str(directory))), None
     except Exception as error:
         raise ValueError(
             f"{directory} is neither a local folder nor a hub repository that can be reached ({type(error).__name__})"

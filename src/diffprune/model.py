@@ -411,7 +411,7 @@ def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
         )
     family = BACKBONES.get(cast(str, model_type))
     if not issubclass(family, Backbone):
-        raise ValueError(f"model type {model_type!r} is an image classifier; use diffprune.classifier.PrunedClassifier")
+        raise ValueError(f"model type {model_type!r} is an image classifier, not a vision-language model")
     return family(model, processor)
 
 

@@ -2,44 +2,55 @@
 
 import difflib
 import importlib
-import importlib.util
 import pkgutil
-import sys
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from diffprune import doors
 
 T = TypeVar("T", bound=type)
 
 
 class Registry(Generic[T]):
-    """Classes by name, found in the files of one package and in folders of the user's own.
+    """Classes by name, found in the files of one package, behind a door for other packages, and in a user's own files.
 
-    Files are imported when a name is first asked for. A file registers the class under its own name and may add
-    variants (`diffprune-scale`) beside it.
+    One name imports one file: `divprune` is in `divprune.py`, its variant `divprune-fast` too. Files whose name starts
+    with an underscore, and those named as not holding any class, are no entries.
+
+    Args:
+        package: Whose files hold the classes.
+        kind: What a class is, for messages.
+        door: The entry-point group by which other packages add theirs.
+        shared: Files of the package that hold what the others share.
     """
 
-    def __init__(self, package: str, kind: str) -> None:
+    def __init__(self, package: str, kind: str, *, door: str, shared: frozenset[str] = frozenset()) -> None:
         self.package = package
         self.kind = kind
+        self.door = door
+        self.shared = shared
         self._found: dict[str, T] = {}
-        self._imported = False
 
     def register(self, *names: str) -> Callable[[T], T]:
         """Class decorator: makes the class known under each name."""
 
         def add(item: T) -> T:
             for name in names:
-                known = self._found.get(name)
-                if known is not None and (known.__module__, known.__qualname__) != (item.__module__, item.__qualname__):
-                    raise ValueError(
-                        f"{self.kind} {name!r} is registered twice, by {known.__module__} and by {item.__module__}; "
-                        "rename one of them"
-                    )
-                self._found[name] = item
+                self._add(name, item)
             return item
 
         return add
+
+    def _add(self, name: str, item: T) -> None:
+        known = self._found.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (item.__module__, item.__qualname__):
+            raise ValueError(
+                f"{self.kind} {name!r} is registered twice, by {known.__module__} and by {item.__module__}; "
+                "rename one of them"
+            )
+        self._found[name] = item
 
     def add_folder(self, folder: str | Path) -> list[str]:
         """Import every Python file of a folder, so that what it registers is known; returns the new names."""
@@ -48,12 +59,7 @@ class Registry(Generic[T]):
             raise ValueError(f"{folder} is no folder; give the folder that holds your {self.kind} files")
         before = set(self._found)
         for path in sorted(folder.glob("*.py")):
-            module_name = f"diffprune_{self.kind}_{path.stem}"
-            spec = importlib.util.spec_from_file_location(module_name, path)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[module_name] = module
-            spec.loader.exec_module(module)
+            doors.import_file(path)
         return sorted(set(self._found) - before)
 
     def names(self) -> list[str]:
@@ -63,26 +69,57 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """The class of that name; a wrong name is answered with the near ones."""
-        if name not in self._found:
-            self._import_all()
-        if name not in self._found:
-            near = difflib.get_close_matches(name, self._found, n=3)
+        if name not in self:
+            near = difflib.get_close_matches(name, self.names(), n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.names())}"
             raise ValueError(f"unknown {self.kind} {name!r}; {hint}")
         return self._found[name]
 
     def __contains__(self, name: object) -> bool:
-        self._import_all()
+        if not isinstance(name, str):
+            return False
+        if name not in self._found:
+            self._import_one(name)
+        if name not in self._found:  # a second name that a file gives its class
+            self._import_all()
         return name in self._found
 
+    @cached_property
+    def _files(self) -> frozenset[str]:
+        folder = importlib.import_module(self.package).__path__
+        names = {module.name for module in pkgutil.iter_modules(folder)}
+        return frozenset(name for name in names - self.shared if not name.startswith("_"))
+
+    def _import_one(self, name: str) -> None:
+        stem = name.partition("-")[0]
+        if stem in self._files:
+            importlib.import_module(f"{self.package}.{stem}")
+        elif name in doors.entries(self.door):
+            self._open(name)
+
+    def _open(self, name: str) -> None:
+        item = doors.load(self.door, name)
+        if item is not None:
+            self._add(name, item)
+
     def _import_all(self) -> None:
-        if self._imported:
-            return
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
-        self._imported = True
+        for name in sorted(self._files):
+            importlib.import_module(f"{self.package}.{name}")
+        for name in doors.entries(self.door):
+            self._open(name)
 
 
-METHODS: Registry[type] = Registry("diffprune.methods", "method")
-BACKBONES: Registry[type] = Registry("diffprune.backbones", "backbone")
+METHODS: Registry[type] = Registry(
+    "diffprune.methods", "method", door=doors.METHODS, shared=frozenset({"base", "options"})
+)
+BACKBONES: Registry[type] = Registry(
+    "diffprune.backbones",
+    "backbone",
+    door=doors.BACKBONES,
+    shared=frozenset({"base", "prompts", "splice", "processors", "tiles"}),
+)
+
+
+def register(*names: str) -> Callable[[T], T]:
+    """Class decorator: makes a pruning method known under each name, as `METHODS.register` does."""
+    return METHODS.register(*names)

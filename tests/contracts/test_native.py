@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.classifier import PrunedClassifier
 from diffprune.methods.atp_llava import ATPLLaVA
 from diffprune.methods.base import Pruner
 from diffprune.methods.cdpruner import CDPruner
@@ -72,14 +71,6 @@ def test_the_rounding_reaches_a_choice_inside_the_language_model() -> None:
     batch = vlm.prepare([tiny.picture(1)], ["what?"])
     assert vlm.counts(vlm.encode(batch)).tolist() == [4]  # 4.8 of 16
     assert vlm.with_method("dynamic_llava", layer=1).counts(vlm.encode(batch)).tolist() == [5]
-
-
-def test_the_rounding_reaches_a_classifier() -> None:
-    model, processor = tiny.build("deit")
-    for native, rise in ((True, 0), (False, 1)):
-        classifier = PrunedClassifier(model, processor, method="visionselector", native=native)
-        num = int(classifier.encode(classifier.prepare([tiny.picture(1)])).tokens.counts[0])
-        assert len(classifier.select([tiny.picture(1)], keep=2.75 / num)[0].keep) == 2 + rise
 
 
 # --- adaptive counts --------------------------------------------------------------------------------------------------

@@ -4,15 +4,17 @@ import pytest
 import torch
 
 from diffprune.evaluate import native
-from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery
-from diffprune.evaluate.pixels import takes_pixels
+from diffprune.evaluate.native import Run, Throttle, answer, evaluate, open_gallery
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
-from diffprune.scenes import make_scene
-from diffprune.scenes.oracle import items
-from diffprune.scenes.sizes import picture_size
 from diffprune.train.captions import item_regions
-from tests import tiny, tiny_scenes
+from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.encode import encode_scenes, scene_images
+from diffprune_lab.scenes.oracle import items
+from diffprune_lab.scenes.pixels import takes_pixels
+from diffprune_lab.scenes.sizes import picture_size
+from lab.tests import tiny_scenes
+from tests import tiny
 
 WAYS = {"qwen2_5_vl": "varying", "llava_next": "384"}
 FAMILIES = [*WAYS, "qwen3_vl", "internvl", "idefics3", "llava_onevision", "llava"]
@@ -36,7 +38,7 @@ def gallery_of(family: str) -> native.Gallery:
 
 
 def pictures_of(gallery: native.Gallery) -> list:
-    images = native.scene_images(gallery.scenes, gallery.sizes)
+    images = scene_images(gallery.scenes, gallery.sizes)
     return [images[row] for row in gallery.picture]
 
 

@@ -7,8 +7,8 @@ from PIL import Image
 from diffprune.fast.path import rounding
 from diffprune.loading import load_base
 from diffprune.model import PrunedVLM
-from diffprune.scenes import pack, render
-from diffprune.scenes.tasks import build_task
+from diffprune_lab.scenes import pack, render
+from diffprune_lab.scenes.tasks import build_task
 
 KEEP = 64
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from diffprune.fast.graphs import capturing
-from diffprune.measure.timing import waiting_refused
 from diffprune.methods.options import build_method
 from diffprune.methods.prunesid import (
     PruneSID,
@@ -20,6 +19,7 @@ from diffprune.methods.prunesid import (
     subspace_loadings,
     suppress,
 )
+from diffprune.speed.timing import waiting_refused
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
 from tests.methods.looks import never_looking

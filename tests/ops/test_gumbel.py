@@ -2,10 +2,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diffprune.ops import RESPONSES, gumbel_keep, gumbel_topk, soft_topk
+from tests.searching import examples
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -18,7 +19,7 @@ def generator(seed: int = 0) -> torch.Generator:
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
     response=st.sampled_from(RESPONSES),
 )
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_forward_is_exactly_hard_and_backward_exactly_the_relaxation(seed, tau, dtype, response):
     logits = torch.randn(3, 12, generator=generator(seed)).to(dtype).requires_grad_()
     mask = torch.arange(12) < torch.tensor([[12], [7], [5]])

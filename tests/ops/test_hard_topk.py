@@ -2,16 +2,17 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diffprune.ops import hard_mask, hard_topk, take_tokens
+from tests.searching import examples
 
 values = st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 3.0])
 
 
 @given(rows=st.lists(st.lists(values, min_size=6, max_size=6), min_size=1, max_size=3), data=st.data())
-@settings(deadline=None, max_examples=100)
+@examples(100)
 def test_it_keeps_the_largest_real_tokens_and_of_equals_the_first(rows, data):
     masks = [data.draw(st.lists(st.booleans(), min_size=6, max_size=6)) for _ in rows]
     k = [data.draw(st.integers(0, sum(mask))) for mask in masks]

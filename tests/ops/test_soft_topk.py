@@ -4,11 +4,15 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from diffprune.ops import RESPONSES, hard_topk, soft_topk, sqrt_weight, vp_noise
+from tests.searching import examples
+
+# Equal logits may get weights this many roundings apart: vectorised and scalar kernels differ in the last bit.
+LAST_BIT = 2
 
 both_responses = pytest.mark.parametrize("response", RESPONSES)
 
@@ -48,7 +52,7 @@ def make_mask(seed: int, shape: tuple[int, int]) -> Tensor:
     response=st.sampled_from(RESPONSES),
     is_whole=st.booleans(),
 )
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_weights_sum_to_k_and_keep_the_order(seed, num_tokens, kind, scale, tau, share, dtype, response, is_whole):
     logits = make_logits(seed, (3, num_tokens), kind, scale).to(dtype)
     mask = make_mask(seed, (3, num_tokens))
@@ -62,7 +66,7 @@ def test_weights_sum_to_k_and_keep_the_order(seed, num_tokens, kind, scale, tau,
     assert (weights[~mask] == 0).all() and (z[~mask] == -math.inf).all()
     for row_weights, row_logits, row_mask in zip(weights, logits, mask, strict=True):
         ordered = row_weights[row_mask][row_logits[row_mask].argsort()]
-        assert (ordered.diff() >= 0).all()
+        assert (ordered.diff() >= -LAST_BIT * torch.finfo(ordered.dtype).eps * ordered[1:]).all()
 
 
 @pytest.mark.parametrize("k", [1, 111_111, 999_999])
@@ -101,7 +105,7 @@ def test_float32_logits_far_from_zero_lose_nothing(response):
 
 
 @given(seed=st.integers(0, 10_000), num_tokens=st.integers(2, 60), response=st.sampled_from(RESPONSES))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_a_low_temperature_gives_hard_topk(seed, num_tokens, response):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randperm(num_tokens, generator=generator)[None].float()
@@ -129,6 +133,18 @@ def test_equal_logits_share_the_budget(response):
     weights, z = soft_topk(torch.full((1, 8), 3.0), 4, tau=0.1, response=response, return_z=True)
     torch.testing.assert_close(weights, torch.full((1, 8), 0.5))
     torch.testing.assert_close(z, torch.zeros(1, 8))
+
+
+@both_responses
+def test_equal_logits_get_equal_weights_up_to_the_last_bit(response):
+    """Rows as long as no vector register divides: their last tokens go through the scalar kernel."""
+    for num_tokens in range(5, 80):
+        logits = make_logits(num_tokens, (4, num_tokens), "ties", 0.7).double()
+        weights = soft_topk(logits, num_tokens // 3, tau=0.3, response=response)
+        for row, values in zip(weights, logits, strict=True):
+            for value in values.unique():
+                same = row[values == value]
+                assert same.max() - same.min() <= LAST_BIT * torch.finfo(torch.float64).eps * same.max()
 
 
 @both_responses

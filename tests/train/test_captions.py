@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from diffprune.model import PrunedVLM
-from diffprune.scenes import Rng, make_scene
-from diffprune.scenes.language import caption
 from diffprune.train import captions
 from diffprune.train.captions import caption_batch, train_on_captions
-from tests import tiny_scenes
+from diffprune_lab.scenes import Rng, make_scene
+from diffprune_lab.scenes.language import caption
+from lab.tests import tiny_scenes
 
 
 def test_a_caption_batch_is_what_prepare_would_give() -> None:
-    from diffprune.evaluate.native import to_images
-    from diffprune.scenes import pack, render
+    from diffprune_lab.scenes import pack, render
+    from diffprune_lab.scenes.encode import to_images
 
     vlm = tiny_scenes.pruned("diffprune")
     scenes = [make_scene("train", index) for index in range(3)]

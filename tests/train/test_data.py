@@ -12,8 +12,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from diffprune.config import DataConfig
-from diffprune.scenes import Scene
 from diffprune.train.data import Broken, Feed, Sample, StreamFeed, choose_rows, open_feed
+from diffprune_lab.scenes import Scene
 from tests import tiny
 from tests.train import runs
 

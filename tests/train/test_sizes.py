@@ -10,12 +10,13 @@ from accelerate import Accelerator
 
 from diffprune.config import RunConfig, make_config, to_yaml
 from diffprune.model import PrunedVLM
-from diffprune.scenes import make_scene
-from diffprune.scenes.sizes import picture_size
 from diffprune.train.captions import caption_batch, train_on_captions
 from diffprune.train.data import open_feed
 from diffprune.train.run import Run, make_batch, prepare, train_pruner
-from tests import tiny, tiny_scenes
+from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.sizes import picture_size
+from lab.tests import tiny_scenes
+from tests import tiny
 from tests.train.runs import losses, save_model, values
 
 SCENES = {"name": "scenes", "validation": 2}

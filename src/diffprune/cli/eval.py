@@ -115,9 +115,9 @@ def command(
     from diffprune.evaluate.native import Run, answer, evaluate, make_sheet, open_gallery, scenes_tasks, score_run
     from diffprune.methods.options import split_methods
     from diffprune.results import write_results
-    from diffprune.scenes import SPLITS
-    from diffprune.scenes.sizes import require_way
     from diffprune.types import parse_budgets, require_distinct
+    from diffprune_lab.scenes import SPLITS
+    from diffprune_lab.scenes.sizes import require_way
 
     names = scenes_tasks(tasks)
     if split not in SPLITS:

@@ -1,4 +1,7 @@
-"""`diffprune`: finds the subcommands, runs one, and turns an error into one sentence and a non-zero exit code."""
+"""`diffprune`: finds the subcommands, runs one, and turns an error into one sentence and a non-zero exit code.
+
+Subcommands are the files of this folder, and those that other packages add (`diffprune.doors`).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,27 @@ from typing import Annotated, Any
 import typer
 
 import diffprune.cli
+from diffprune import doors
 from diffprune.extras import MissingExtraError
 
 _USER_ERRORS = (ValueError, OSError, MissingExtraError)  # their message says what to do; others are our own mistakes
 
 
+# Subcommands of the lab, a package of its own: asked for without it, the way to get it is told.
+_OF_THE_LAB = ("demo", "probe")
+
+
 def subcommands() -> list[str]:
-    """Names of the subcommands: the files of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(diffprune.cli.__path__) if module.name != "main")
+    """Names of the subcommands: the files of this folder, and what other packages add."""
+    own = {module.name for module in pkgutil.iter_modules(diffprune.cli.__path__) if module.name != "main"}
+    return sorted(own | doors.entries(doors.COMMANDS).keys())
+
+
+def module_of(name: str) -> Any:
+    """The module of a subcommand; None where another package's cannot be imported."""
+    if name in doors.entries(doors.COMMANDS):
+        return doors.load(doors.COMMANDS, name)
+    return importlib.import_module(f"diffprune.cli.{name}")
 
 
 def _print_version(wanted: bool) -> bool:
@@ -31,6 +47,10 @@ def _print_version(wanted: bool) -> bool:
 
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option("--plugin", help="A Python file with a method or backbone of your own; may be repeated."),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
@@ -43,7 +63,9 @@ def build_app() -> typer.Typer:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(_root)
     for name in subcommands():
-        app.command(name)(importlib.import_module(f"diffprune.cli.{name}").command)
+        module = module_of(name)
+        if module is not None:
+            app.command(name)(module.command)
     return app
 
 
@@ -55,11 +77,38 @@ def _one_sentence(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {text} (run again with --debug for the traceback)"
 
 
+def _take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without every `--plugin FILE`, wherever it stands, and the files."""
+    rest: list[str] = []
+    files: list[str] = []
+    given = iter(arguments)
+    for argument in given:
+        if argument == "--plugin":
+            file = next(given, None)
+            if file is None:
+                raise ValueError("--plugin has no file; give the Python file of your method: --plugin FILE")
+            files.append(file)
+        elif argument.startswith("--plugin="):
+            files.append(argument.removeprefix("--plugin="))
+        else:
+            rest.append(argument)
+    return rest, files
+
+
 def _run(arguments: Sequence[str]) -> int:
     """The exit code of one run; whatever goes wrong is printed to stderr in one sentence."""
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
+    arguments = [argument for argument in arguments if argument != "--debug"]
     try:
+        arguments, plugins = _take_plugins(arguments)
+        for file in plugins:
+            doors.import_file(file)
+        arguments = arguments or ["--help"]
+        if arguments[0] in _OF_THE_LAB and arguments[0] not in subcommands():
+            raise ValueError(
+                f"`diffprune {arguments[0]}` comes with the lab, which is not installed; "
+                "install it from a checkout of the repository: pip install -e . -e lab"
+            )
         code: Any = build_app()(args=arguments, prog_name="diffprune", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):

@@ -52,10 +52,10 @@ def command(
       diffprune plan --against results/ttft.json
     """
     from diffprune.cli.profile import read_numbers
-    from diffprune.measure import plan as planned
-    from diffprune.measure.accuracy import accuracy, ranges, read_profiles
-    from diffprune.measure.gpus import find_gpu
-    from diffprune.measure.probes import picture_size
+    from diffprune.speed import plan as planned
+    from diffprune.speed.accuracy import accuracy, ranges, read_profiles
+    from diffprune.speed.gpus import find_gpu
+    from diffprune.speed.probes import picture_size
     from diffprune.types import Budget
 
     if path not in planned.CALIBRATIONS:

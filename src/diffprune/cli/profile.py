@@ -10,7 +10,7 @@ import typer
 from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, require_writable
 
 if TYPE_CHECKING:
-    from diffprune.measure.profile import Settings
+    from diffprune.speed.profile import Settings
 
 
 def command(
@@ -70,8 +70,8 @@ def command(
       diffprune profile --backbone llava-1.5-7b --random-weights --size tiny --device cpu
       diffprune profile --backbone llava-1.5-7b --random-weights --throughput --paths fast --batch 1,8,32,64 --out results/throughput.json
     """  # noqa: E501
-    from diffprune.measure import profile as measured
-    from diffprune.measure import throughput as loop
+    from diffprune.speed import profile as measured
+    from diffprune.speed import throughput as loop
 
     settings = read_settings(
         backbone=backbone,
@@ -162,8 +162,8 @@ def read_settings(
     """The options as settings, each checked before anything is built."""
     import torch
 
-    from diffprune.measure.probes import check_methods, picture_size
-    from diffprune.measure.profile import Settings
+    from diffprune.speed.probes import check_methods, picture_size
+    from diffprune.speed.profile import Settings
     from diffprune.types import parse_budgets
 
     if size not in ("real", "tiny"):

@@ -25,7 +25,7 @@ def command(
       diffprune report --results results --out docs/results.md
       diffprune report --results results --out docs/results.md --readme README.md
     """
-    from diffprune.measure.report import read_folder, refresh_tables, render_page
+    from diffprune.report import read_folder, refresh_tables, render_page
 
     found = read_folder(results)
     pages = {out: render_page(found)}

@@ -26,12 +26,12 @@ from torch import Tensor
 from diffprune.backbones.base import Batch
 from diffprune.fast.graphs import capturing
 from diffprune.fast.path import FastPath
-from diffprune.measure.real_size import MODELS, build
-from diffprune.measure.timing import copy_bandwidth, median_ms, times_ms, wall_ms
 from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results, write_text
+from diffprune.speed.timing import copy_bandwidth, median_ms, times_ms, wall_ms
 from diffprune.types import VisualTokens
+from diffprune_lab.studies.real_size import MODELS, build
 
 SAME = ("agreement_", "exactness_", "qwen_agreement", "scenes_")  # parts that compare the two paths' answers
 SKIPPED, FAILED = "left out, the time is over", "failed: "
@@ -549,8 +549,8 @@ def check_scenes(log: Log, *, tiny: bool, device: str) -> None:
 
 def same_answers(vlm: PrunedVLM, num_prompts: int) -> dict[str, Any]:
     """How many prompts of all tasks get the same greedy tokens from both paths, and the median wall time of each."""
-    from diffprune.scenes import pack, render
-    from diffprune.scenes.tasks import TASKS, build_task
+    from diffprune_lab.scenes import pack, render
+    from diffprune_lab.scenes.tasks import TASKS, build_task
 
     share = num_prompts // len(TASKS)
     questions = [question for task in TASKS for question in build_task(task, "test", share).questions[:share]]

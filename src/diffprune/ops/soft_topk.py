@@ -66,6 +66,8 @@ def soft_topk(
 
     A row with k = 0 gets exact zeros and z = -inf, one with k = N exact ones and z = inf, both without a gradient.
     Solved in float64 whatever the type of the logits; what comes out is float32, or float64 if the logits are.
+    Equal logits get weights that are equal up to the last bit: a vectorised exponential and the scalar one that
+    finishes a row may round differently. So rank by the logits, not by the weights.
 
     Args:
         logits: Raw token importance.

@@ -19,9 +19,9 @@ from diffprune.backbones.base import Exchange
 from diffprune.backbones.images import open_image
 from diffprune.config import DataConfig
 from diffprune.extras import MissingExtraError
-from diffprune.scenes import Rng, Scene, make_scene
-from diffprune.scenes.language import caption
-from diffprune.scenes.rng import hash_key
+from diffprune.rng import hash_key
+from diffprune_lab.scenes import Rng, Scene, make_scene
+from diffprune_lab.scenes.language import caption
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 QUESTION = "question"  # a column that wins over data.prompt, where a row has one

@@ -15,13 +15,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from diffprune.backbones.base import Backbone
 from diffprune.config import BackboneConfig
 from diffprune.inside.layers import CudnnAttention
-from diffprune.loading import load_base, refuse_unknown, unreachable
-from diffprune.measure.shapes import SHAPES, build, require_gpu
+from diffprune.loading import brought_models, load_base, refuse_unknown, unreachable
 from diffprune.model import wrap_backbone
 from diffprune.registry import BACKBONES
-from diffprune.scenes.reference import SPECS
+from diffprune.speed.shapes import SHAPES, build, require_gpu
 
-REFERENCE_FAMILY = "llava"  # of all reference models of the package
 NO_GPU = (  # the end of the sentence
     " and about as much again for what the backward pass keeps (optim.gradient_checkpointing=true lowers that); or "
     "train scenes-llava, which a CPU can"
@@ -30,8 +28,9 @@ NO_GPU = (  # the end of the sentence
 
 def family_of(config: BackboneConfig) -> tuple[str, str]:
     """The family a config is for, and the weights it names."""
-    if config.name in SPECS:
-        return REFERENCE_FAMILY, config.weights or config.name
+    brought = brought_models()
+    if config.name in brought:
+        return brought[config.name], config.weights or config.name
     if config.name in BACKBONES:
         if config.weights is None:
             raise ValueError(f"backbone.weights is missing: {config.name!r} is a family; name a model id or a folder")
@@ -44,7 +43,7 @@ def family_of(config: BackboneConfig) -> tuple[str, str]:
     if config.name not in presets:
         raise ValueError(
             f"backbone.name is {config.name!r}; choose a family ({', '.join(BACKBONES.names())}), a preset "
-            f"({', '.join(presets)}) or {', '.join(SPECS)}"
+            f"({', '.join(presets)}) or {', '.join(brought)}"
         )
     family, hub_id = presets[config.name]
     return family, config.weights or hub_id
@@ -57,7 +56,9 @@ def load_frozen(config: BackboneConfig, device: torch.device, mesh: DeviceMesh |
         mesh: Processes to split the decoder layers over; each then holds its part of them.
     """
     family, weights = family_of(config)
-    if weights in SPECS and config.name not in (weights, REFERENCE_FAMILY):
+    brought = brought_models()
+    is_brought = weights in brought
+    if is_brought and config.name not in (weights, brought[weights]):
         raise ValueError(
             f"the config is for {config.name} and {weights} is another model; set backbone.name={weights} too, or "
             f"name the weights of {config.name}"
@@ -66,7 +67,7 @@ def load_frozen(config: BackboneConfig, device: torch.device, mesh: DeviceMesh |
     if config.random_weights:
         model, processor = _random(config.name, device, dtype)
         return shard(model, processor, mesh), processor, ""
-    if weights not in SPECS:
+    if not is_brought:
         described = _describe(weights, config.revision)
         if described.model_type != family:
             raise ValueError(

@@ -32,14 +32,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from diffprune.backbones.base import Batch
 from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
-from diffprune.evaluate.native import own_sizes, scene_images
-from diffprune.evaluate.pixels import takes_pixels
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.options import build_method
 from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM, wrap_backbone
 from diffprune.results import write_text
-from diffprune.scenes import Scene
 from diffprune.schedules import ramp_at, resolve_steps, tau_at
 from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
@@ -62,6 +59,9 @@ from diffprune.train.loop import descend, make_optimizer
 from diffprune.train.sampler import draw_keep, global_batch, micro_batches, noise_generator
 from diffprune.train.watch import Watch, peak_memory_gb, plot_losses, read_metrics
 from diffprune.types import Budget, VisualTokens
+from diffprune_lab.scenes import Scene
+from diffprune_lab.scenes.encode import own_sizes, scene_images
+from diffprune_lab.scenes.pixels import takes_pixels
 
 BROKEN_FILE = "broken.jsonl"
 MAX_BROKEN = 0.01  # share of the rows a run reads

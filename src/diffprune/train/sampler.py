@@ -9,7 +9,7 @@ import math
 import torch
 
 from diffprune.config import BudgetConfig
-from diffprune.scenes.rng import Rng, hash_key
+from diffprune.rng import Rng, hash_key
 
 
 def global_batch(step: int, size: int) -> range:

@@ -1,0 +1,381 @@
+"""`diffprune probe`: the paper's probes on image classifiers, each with its results file and its figure."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_writable
+
+SEEDS = "42,123,456,789,1000"
+
+
+def command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="coherence, landscape, alignment, relevance, bias, qualitative, scaling, temperature, or all (the "
+            "first four)."
+        ),
+    ],
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="deit-tiny (where left out), deit-small or deit-base; for scaling scenes-qwen-s, -m or -l, "
+            "comma-separated, or all three where left out."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for <name>.json; what it holds already is not done again.")] = Path(
+        "results"
+    ),
+    figures: Annotated[Path | None, typer.Option(help="Folder for <name>.png; that of --out where left out.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Parquet files with image, label and box; those called train... are for training."),
+    ] = None,
+    train_data: Annotated[
+        str | None, typer.Option(help="Pictures to train on, where --data has only some to measure on.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub id of a DeiT or ViT; without it one is trained first. For scaling the folder of the "
+            "trained models, for qualitative a saved pruner (scenes-llava-diffprune where left out), for temperature "
+            "runs of `diffprune train` on scenes, comma-separated."
+        ),
+    ] = None,
+    save_weights: Annotated[str | None, typer.Option(help="Folder to keep the classifier trained here.")] = None,
+    size: Annotated[str, typer.Option(help="full, or tiny: a trial of seconds that measures nothing.")] = "full",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated; 42,123,456,789,1000 where left out, for scaling the first three; the tiny size "
+            "takes the first."
+        ),
+    ] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help=f"Of scaling alone: comma-separated; all where left out, three at the tiny size. {OPTIONS_HELP}"
+        ),
+    ] = "",
+    questions: Annotated[int | None, typer.Option(min=1, help="Of scaling: scored questions a task.")] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Of scaling: folder for scorers and answers; below --out where left out.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a scorer.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Pictures per step of a scorer's training.")] = None,
+    cut: Annotated[
+        int | None, typer.Option(min=0, help="Blocks that run before tokens are dropped; none where left out.")
+    ] = None,
+    look: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Blocks that run before a scorer looks, in a pass of its own; at --cut where left out.",
+        ),
+    ] = None,
+    min_area: Annotated[
+        float | None,
+        typer.Option(help="Least share of a picture that a crop leaves in a scorer's training; 0.8 where left out."),
+    ] = None,
+    train_keep: Annotated[
+        str, typer.Option(help="Budgets of a scorer's training, as two shares; 0.25,0.75 where left out.")
+    ] = "",
+    temperatures: Annotated[
+        str, typer.Option(help="Of a scorer's training, the first and the last; 2,0.1 where left out.")
+    ] = "",
+    noise: Annotated[str | None, typer.Option(help="What replaces a token: matched or unit.")] = None,
+    bridge: Annotated[
+        bool | None,
+        typer.Option("--bridge/--no-bridge", help="Train DiffPrune by the recipe bridge; so it is where left out."),
+    ] = None,
+    hide: Annotated[
+        float | None,
+        typer.Option(help="Share of a classifier's training that sees a part of the patches; 0.75 where left out."),
+    ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option(help="Make-up of those parts: near (where left out), what lies around a random place, or any."),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="What a classifier in training is told: tokens (where left out), by the boxes what each patch shows, "
+            "or picture, the class alone."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Time for all; what is not done then is done next time.")
+    ] = None,
+    train_share: Annotated[float, typer.Option(help="Share of --minutes for training the classifier.")] = 0.5,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of adding to what --out holds.")] = False,
+    commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Ask one question of the paper, with intervals, and draw the figure.
+
+    Without --weights a classifier is trained from scratch on the pictures first. Results grow seed by seed: a run that
+    was cut short goes on where it stopped. `bias` needs neither pictures nor a backbone.
+
+    \b
+    Examples:
+      diffprune probe bias --out results --figures docs/img
+      diffprune probe coherence --backbone deit-tiny --out out/probe --size tiny --device cpu
+      diffprune probe all --backbone deit-base --data tiny-imagenet-40 --minutes 9 --out results
+      diffprune probe qualitative --out results --figures docs/img
+      diffprune probe temperature --weights runs/scenes --out results --figures docs/img
+      diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
+    """
+    import torch
+
+    from diffprune.cli.eval import _seed
+    from diffprune_lab.probes.bench import SIZES, Bench
+    from diffprune_lab.probes.deit import WIDTHS
+    from diffprune_lab.probes.run import ON_BACKBONES, probe_module, run_probes
+
+    begun = time.monotonic()
+    if name == "qualitative":
+        return _qualitative(weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json)
+    if name == "temperature":
+        return _temperature(weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json)
+    if name == "scaling":
+        return _scaling(
+            backbone,
+            out,
+            figures=figures,
+            weights=weights,
+            size=size,
+            device=device,
+            seeds=seeds,
+            methods=methods,
+            questions=questions,
+            work=work,
+            steps=steps,
+            batch=batch,
+            deadline=None if minutes is None else begun + 60 * minutes,
+            fresh=fresh,
+            commit=commit,
+            as_json=as_json,
+        )
+    backbone = backbone or "deit-tiny"
+    names = list(ON_BACKBONES) if name == "all" else [probe_module(name).NAME]
+    if backbone not in WIDTHS:
+        raise ValueError(f"backbone {backbone!r} is none of the probes'; choose from {', '.join(WIDTHS)}")
+    if size not in SIZES:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
+    settings = SIZES[size].changed(
+        steps=steps,
+        batch=batch,
+        cut=cut,
+        look=look,
+        min_area=min_area,
+        train_keep=two_numbers("--train-keep", train_keep, SIZES[size].train_keep),
+        temperatures=two_numbers("--temperatures", temperatures, SIZES[size].temperatures),
+        noise=noise,
+        hide=hide,
+        parts=parts,
+        labels=labels,
+        bridge=bridge,
+    )
+    drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
+    require_steps(len(drawn), settings.steps)
+    drawn = drawn[:1] if size == "tiny" else drawn
+    if minutes is not None and not (minutes > 0 and 0 < train_share < 1):
+        raise ValueError(f"--minutes {minutes} and --train-share {train_share}: give time above 0 and a share below 1")
+    require_writable(out)
+    if size == "tiny":
+        torch.set_num_threads(1)  # on tensors this small threads only wait for one another
+    if fresh:
+        for probe in names:
+            (out / f"{probe}.json").unlink(missing_ok=True)
+    with progress_bars(quiet=as_json) as progress:
+        bench = Bench(
+            backbone=backbone,
+            settings=settings,
+            data=data,
+            train_data=train_data,
+            weights=weights,
+            save_weights=save_weights,
+            minutes=None if minutes is None else minutes * train_share,
+            device=choose_device(device),
+            seeds=drawn,
+            say=lambda text: None if as_json else print(text, file=sys.stderr),
+        )
+        found, is_complete = run_probes(
+            names,
+            bench,
+            out,
+            figures=figures or out,
+            deadline=None if minutes is None else begun + 60 * minutes,
+            commit=commit,
+            progress=progress,
+        )
+    if as_json:
+        print_json(found if name == "all" else found[names[0]])
+    else:
+        for probe, rows in found.items():
+            plain = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "by_seed"]
+            print_table(rows, plain)
+            if rows:
+                print(f"{len(rows)} rows in {out / probe}.json, drawn in {(figures or out) / probe}.png")
+    if not is_complete:
+        raise ValueError(f"the {minutes:g} minutes are over and some seeds are not done; run the same command again")
+
+
+def two_numbers(option: str, text: str, usual: tuple[float, float]) -> tuple[float, float] | None:
+    """`0.25,0.75` as two numbers; None where nothing is given."""
+    if not text:
+        return None
+    try:
+        first, second = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"{option} {text!r} is not two numbers; give them with a comma between, such as {usual[0]:g},{usual[1]:g}"
+        ) from None
+    return first, second
+
+
+def require_steps(num_seeds: int, steps: int) -> None:
+    """Refuse no seeds, and more of them than a training has steps."""
+    if not 0 < num_seeds <= steps:
+        raise ValueError(
+            f"{num_seeds} seeds for {steps} steps of training; give at least one seed and --steps "
+            f"{max(1, num_seeds)} or more"
+        )
+
+
+def _show(rows: list, file: Path, picture: Path, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, list(rows[0]))
+        print(f"{len(rows)} rows in {file}, drawn in {picture}")
+
+
+def _qualitative(
+    pruner: str | None, out: Path, figures: Path, *, size: str, device: str, commit: str | None, as_json: bool
+) -> None:
+    """`diffprune probe qualitative`: it ranks the tokens of scenes by a saved pruner, and trains nothing."""
+    from diffprune.results import write_results
+    from diffprune_lab.probes import qualitative
+
+    if size not in qualitative.PICTURES:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(qualitative.PICTURES)}")
+    require_writable(out)
+    require_writable(figures)
+    picture, file = figures / f"{qualitative.NAME}.png", out / f"{qualitative.NAME}.json"
+    count = qualitative.PICTURES[size]
+    rows = qualitative.measure(pruner or qualitative.PRUNER, "64", count, choose_device(device), picture)
+    write_results(file, name=qualitative.NAME, rows=rows, commit=commit, notes=qualitative.NOTE)
+    _show(rows, file, picture, as_json)
+
+
+def _temperature(
+    runs: str | None, out: Path, figures: Path, *, size: str, device: str, commit: str | None, as_json: bool
+) -> None:
+    """`diffprune probe temperature`: which ranking the throttled loss of a training run asks for."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from diffprune.results import write_results
+    from diffprune_lab.probes import temperature
+
+    if size not in temperature.SIZES:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(temperature.SIZES)}")
+    folders = [Path(name) for name in (runs or "").split(",") if name]
+    if not folders:
+        raise ValueError("no run was named; give the folders of runs of `diffprune train` on scenes with --weights")
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the runs {runs} have a name in common, by which results tell them apart; rename one")
+    require_writable(out)
+    require_writable(figures)
+    disable_progress_bar()
+    settings, on = temperature.SIZES[size], choose_device(device)
+    rows = [row for folder in folders for row in temperature.measure(folder, on, settings)]
+    picture, file = figures / f"{temperature.NAME}.png", out / f"{temperature.NAME}.json"
+    notes = f"{temperature.NOTE}; {settings.captions} captions"
+    write_results(file, name=temperature.NAME, rows=rows, commit=commit, notes=notes)
+    temperature.draw(rows, picture)
+    _show(rows, file, picture, as_json)
+
+
+def _scaling(
+    backbone: str | None,
+    out: Path,
+    *,
+    figures: Path | None,
+    weights: str | None,
+    size: str,
+    device: str,
+    seeds: str,
+    methods: str,
+    questions: int | None,
+    work: Path | None,
+    steps: int | None,
+    batch: int | None,
+    deadline: float | None,
+    fresh: bool,
+    commit: str | None,
+    as_json: bool,
+) -> None:
+    """`diffprune probe scaling`: it asks vision-language models, and answers lie in files of their own."""
+    import shutil
+
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from diffprune.cli.eval import _seed
+    from diffprune.methods.options import split_methods
+    from diffprune_lab.probes import scaling
+
+    if size not in scaling.SIZES:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(scaling.SIZES)}")
+    tiny = size == "tiny"
+    names = [name for name in (backbone or "").split(",") if name] or scaling.BACKBONES[: 1 if tiny else None]
+    for name in names:
+        if name not in scaling.BACKBONES:
+            raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
+    chosen = scaling.check_methods(split_methods(methods) if methods else scaling.METHODS[size])
+    drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
+    drawn = drawn[:1] if tiny and not seeds else drawn
+    settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)
+    require_steps(len(drawn), settings.steps)
+    require_writable(out)
+    folder = work or out / scaling.NAME
+    if fresh:
+        (out / f"{scaling.NAME}.json").unlink(missing_ok=True)
+        for made in scaling.MADE:
+            shutil.rmtree(folder / made, ignore_errors=True)
+    if tiny:
+        torch.set_num_threads(1)  # on tensors this small threads only wait for one another
+    disable_progress_bar()
+    with progress_bars(quiet=as_json) as progress:
+        rows, is_complete = scaling.run_parts(
+            scaling.parts(names, chosen, drawn[:1] if tiny else drawn),
+            out,
+            weights=None if weights is None else Path(weights),
+            work=folder,
+            settings=settings,
+            device=choose_device(device),
+            tiny=tiny,
+            deadline=deadline,
+            commit=commit,
+            say=lambda text: None if as_json else print(text, file=sys.stderr),
+            progress=progress,
+        )
+    picture = (figures or out) / f"{scaling.NAME}.png"
+    scaling.draw(rows, picture)
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ["backbone", "method", "pruned", "retention", "retention_std", "ci95", "lead", "lead_ci95", "n_seeds"]
+        print_table([row for row in rows if "retention" in row], columns)
+        print(f"{len(rows)} rows in {out / scaling.NAME}.json, drawn in {picture}")
+    if not is_complete:
+        raise ValueError("the minutes are over and some methods are not done; run the same command again")

@@ -1,0 +1,123 @@
+"""Pictures for the page: what each method keeps of them at each budget, and what the model then says."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+from torch import Tensor
+
+from diffprune.evaluate import metrics
+from diffprune.evaluate.answers import Answers
+from diffprune.evaluate.native import Gallery, Run, choose
+from diffprune.model import PrunedVLM
+from diffprune_lab.scenes import pack, render
+from diffprune_lab.scenes.encode import to_images
+from diffprune_lab.scenes.tasks import Question
+
+SHOWN_TASKS = ("textvqa", "gqa", "scienceqa", "vqav2", "mmbench", "vizwiz", "seed", "pope")
+KeptBy = Mapping[str, Mapping[int, tuple[int, ...]]]
+SaidBy = Mapping[str, Mapping[int, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One test question, its picture, and by method and budget the kept tokens and the answer."""
+
+    task: str
+    question: Question
+    picture: Image.Image
+    grid: tuple[int, int]
+    full: str
+    kept: KeptBy
+    said: SaidBy
+
+
+def is_right(question: Question, said: str) -> bool:
+    """Whether an answer is the right one, in the spelling its benchmark's metric forgives."""
+    if question.choices is not None:
+        return metrics.parse_letter(said) == question.answer
+    return metrics.normalize(said) == metrics.normalize(question.answer)
+
+
+def shown_questions(gallery: Gallery, full: Answers) -> Iterator[tuple[str, int, Question]]:
+    """The first question of each task that the full model answers right from the picture, as (task, prompt, question).
+
+    The prompt is its number. The rule looks at no pruned answer, so it favours no method. Questions that a picture
+    answers with "no" are passed over: nothing would be seen. Where the full model has none right, the first is shown.
+    """
+    start = 0
+    first: dict[str, tuple[str, int, Question]] = {}
+    for task in gallery.tasks:
+        numbered = list(enumerate(task.questions, start))
+        start += len(numbered)
+        seen = [
+            pair
+            for pair in numbered
+            if pair[1].scene.quality != "ruined" and pair[1].answer not in ("no", "unanswerable")
+        ]
+        right = [pair for pair in seen if is_right(pair[1], full.said[pair[0]])]
+        first[task.name] = (task.name, *(right or seen or numbered)[0])
+    yield from (first[name] for name in SHOWN_TASKS if name in first)
+
+
+def make_examples(vlm: PrunedVLM, gallery: Gallery, answers: Sequence[Answers]) -> list[Example]:
+    """An example for each shown task, from answers that were given already; `answers[0]` is the full model's."""
+    full, pruned = answers[0], answers[1:]
+    shown = list(shown_questions(gallery, full))
+    rows = [gallery.picture[number] for _, number, _ in shown]
+    tokens = gallery.tokens.take(rows)
+    kept: list[dict[str, dict[int, tuple[int, ...]]]] = [{} for _ in shown]
+    said: list[dict[str, dict[int, str]]] = [{} for _ in shown]
+    for one in pruned:
+        run = one.run
+        assert isinstance(run, Run)
+        method = PrunedVLM(vlm.base, vlm.processor, method=run.pruner, keep=run.keep)
+        chosen = choose(method, tokens, keep=run.keep)
+        assert chosen is not None and isinstance(run.keep, int)
+        for place, (_, number, _) in enumerate(shown):
+            kept[place].setdefault(run.method, {})[run.keep] = tuple(chosen[place].tolist())
+            said[place].setdefault(run.method, {})[run.keep] = one.said[number]
+    pixels = render(pack([gallery.scenes[row] for row in rows]))
+    assert isinstance(pixels, Tensor)
+    return [
+        Example(
+            task=task,
+            question=question,
+            picture=picture,
+            grid=tokens.grid[place],
+            full=full.said[number],
+            kept=kept[place],
+            said=said[place],
+        )
+        for place, ((task, number, question), picture) in enumerate(zip(shown, to_images(pixels), strict=True))
+    ]
+
+
+def ask_larger(vlm: PrunedVLM, examples: Sequence[Example], budgets: Sequence[int]) -> list[Example]:
+    """The same pictures and questions put to another model with its own pruner, at its own budgets."""
+    pictures = [example.picture for example in examples]
+    questions = [example.question.prompt for example in examples]
+    full = PrunedVLM(vlm.base, vlm.processor).generate(pictures, questions, max_new_tokens=8, do_sample=False)
+    kept: list[dict[int, tuple[int, ...]]] = [{} for _ in examples]
+    said: list[dict[int, str]] = [{} for _ in examples]
+    grids: list[tuple[int, int]] = []
+    for budget in budgets:
+        selection = vlm.select(pictures, keep=budget)
+        grids = selection.grid
+        answers = vlm.generate(pictures, questions, keep=budget, max_new_tokens=8, do_sample=False)
+        for place, answer in enumerate(answers):
+            kept[place][budget] = tuple(selection[place].keep.tolist())
+            said[place][budget] = answer
+    name = vlm.method.name
+    return [
+        Example(
+            task=example.task,
+            question=example.question,
+            picture=example.picture,
+            grid=grids[place],
+            full=full[place],
+            kept={name: kept[place]},
+            said={name: said[place]},
+        )
+        for place, example in enumerate(examples)
+    ]

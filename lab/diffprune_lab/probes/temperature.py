@@ -1,0 +1,149 @@
+"""Which ranking the throttled loss asks for, at each temperature.
+
+DiffPrune's gradient is exact for what is executed, but what is executed is no dropping: at a high temperature all
+tokens weigh about the same. Here logits are noise plus a contrast between what captions speak of and the rest, so that
+things stand at the bottom of the ranking or on top of it, and the loss of captions is taken for both. Where the bottom
+is cheaper, the loss prefers the wrong ranking. Beside it stands what can be known where nobody says what matters: how
+far throttled and hard loss agree about random rankings (`diffprune.train.agreement`). The throttler is that of a run of
+`diffprune train` on scenes, and a new one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from diffprune.config import RunConfig
+from diffprune.methods.options import build_method
+from diffprune.model import PrunedVLM
+from diffprune.ops.noise import draw_normal
+from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement
+from diffprune.train.captions import item_regions
+from diffprune.train.data import open_feed
+from diffprune.train.run import make_batch
+from diffprune.train.sampler import noise_generator
+from diffprune.train.throttled import load_throttled, run_config
+from diffprune_lab.probes.figures import COLOURS, figure
+from diffprune_lab.probes.store import Row, interval, rounded
+from diffprune_lab.scenes.encode import own_sizes
+
+NAME = "temperature"
+NOTE = (
+    "throttled loss of validation captions with logits of noise plus a contrast of 4 deviations between tokens of "
+    "things and the others; slope: loss with things at the bottom minus loss with things on top, by batches of "
+    "four captions, with 1.96 standard errors; below 0 the loss asks for the wrong ranking; agreement: correlation of "
+    "throttled and hard loss over rankings by random directions of the features"
+)
+CONTRAST = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How much is done; the tiny size measures nothing."""
+
+    captions: int
+    taus: tuple[float, ...]
+    keeps: tuple[float, ...] = (0.05, 0.25)
+    rankings: int = RANKINGS
+
+
+SIZES = {
+    "full": Settings(captions=32, taus=(2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.1)),
+    "tiny": Settings(captions=2 * BATCH, taus=(2.0, 0.1), rankings=4),
+}
+
+
+def measure(folder: Path, device: str, settings: Settings) -> list[Row]:
+    """A row for each throttler, budget and temperature of a run's model."""
+    config = run_config(folder)
+    if config is None or config.data.name != "scenes" or config.method.name != "diffprune":
+        raise ValueError(f"{folder} is no run of `diffprune train` with diffprune on scenes; give the folder of one")
+    vlm = PrunedVLM.from_pretrained(folder)
+    trained, _ = load_throttled(folder, vlm.method)
+    torch.manual_seed(config.seed)
+    new = build_method(trained.name, block=vlm.backbone.block, **config.method.options)
+    noise = {name: value for name, value in trained.state_dict().items() if name.startswith("throttle_noise.")}
+    new.load_state_dict(noise, strict=False)  # what it was calibrated to is no learning
+    vlm.base.to(device)
+    samples = open_feed(replace(config.data, validation=settings.captions), config.seed).validation()
+    scenes = [Scenes.of(vlm, samples[at : at + BATCH], config) for at in range(0, len(samples), BATCH)]
+    rows: list[Row] = []
+    for name, method in (("new", new), ("trained", trained)):
+        throttled = PrunedVLM(vlm.base, vlm.processor, method=method.to(device).eval())
+        for keep in settings.keeps:
+            found = agreement(
+                throttled, [one.captions for one in scenes], keep, settings.taus, rankings=settings.rankings
+            )
+            for tau, value in found:
+                ends = [[one.loss(throttled, side, keep, tau) for side in (-CONTRAST, CONTRAST)] for one in scenes]
+                key = {"run": folder.name, "throttler": name, "keep": keep, "tau": tau}
+                rows.append({**key, **_compare(ends), "agreement": value})
+    return rounded(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenes:
+    """A few scenes with captions.
+
+    Args:
+        regions: Tokens of what the captions speak of.
+        noise: Of the logits, the same for both rankings.
+    """
+
+    captions: Captions
+    regions: Bool[Tensor, "B N"]
+    noise: Float[Tensor, "B N"]
+
+    @classmethod
+    def of(cls, vlm: PrunedVLM, samples: Sequence[Any], config: RunConfig) -> "Scenes":
+        sizes = config.data.sizes or own_sizes(vlm)
+        batch, tokens = make_batch(vlm, samples, sizes=sizes)
+        regions = item_regions(tokens, [sample.picture for sample in samples], sizes)
+        assert regions is not None  # scenes alone come here
+        captions = Captions.of(samples, batch, tokens, config)
+        generators = [noise_generator(tokens.x.device, config.seed, NAME, one) for one in captions.ids]
+        noise = draw_normal(tokens.x[..., :1], tokens.mask, generators)[..., 0]
+        return cls(captions, regions, noise)
+
+    def loss(self, vlm: PrunedVLM, contrast: float, keep: float, tau: float) -> float:
+        """The throttled loss with things so far above the rest."""
+        return self.captions.loss(vlm, self.noise + contrast * self.regions, keep, tau)
+
+
+def _compare(ends: Sequence[Sequence[float]]) -> Row:
+    """Both losses, and how much lower it is with things on top, with its interval over batches."""
+    bottom, top = zip(*ends, strict=True)
+    slopes = [low - high for low, high in ends]
+    return {"bottom": fmean(bottom), "top": fmean(top), "slope": fmean(slopes), "ci95": interval(slopes)}
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """The slope by temperature: a panel for each run, solid with its own throttler, dashed with a new one."""
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    with figure(path, len(runs), height=2.6) as axes:
+        for panel, run in zip(axes, runs, strict=True):
+            here = [row for row in rows if row["run"] == run]
+            for keep, colour in zip(dict.fromkeys(row["keep"] for row in here), COLOURS.values(), strict=False):
+                for throttler, style in (("new", "--"), ("trained", "o-")):
+                    line = [row for row in here if (row["keep"], row["throttler"]) == (keep, throttler)]
+                    panel.plot(
+                        [row["tau"] for row in line],
+                        [row["slope"] for row in line],
+                        style,
+                        color=colour,
+                        label=f"{throttler} throttler, {100 * keep:g} % kept",
+                    )
+            panel.axhline(0, color="#222222", linewidth=0.8)
+            panel.set_xscale("log")
+            shown = sorted({row["tau"] for row in here})[::2]
+            panel.set_xticks(shown, [f"{tau:g}" for tau in shown])
+            panel.minorticks_off()
+            panel.set_xlabel("temperature")
+            panel.set_title(run)
+        axes[0].set_ylabel("loss, things at the bottom\nminus things on top")
+        axes[0].legend(fontsize=5.5, loc="lower left", bbox_to_anchor=(0.0, 0.06))

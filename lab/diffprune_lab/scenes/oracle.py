@@ -1,0 +1,79 @@
+"""A pruner that knows what is in the picture: it tells what any pruner could reach on a budget."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from diffprune.methods.base import Card, ScoringPruner
+from diffprune.types import VisualTokens
+from diffprune_lab.scenes.draw import PICTURE
+from diffprune_lab.scenes.sizes import picture_size
+from diffprune_lab.scenes.world import Scene
+
+Length = int | float
+Box = tuple[Length, Length, Length, Length]  # x0, y0, x1, y1 in pixels of the picture
+GOLDEN = (5**0.5 - 1) / 2
+
+
+def items(scene: Scene, size: tuple[int, int] = (PICTURE, PICTURE)) -> list[Box]:
+    """The boxes of everything the texts speak of, one per item; a sign counts each of its letters as one.
+
+    Args:
+        size: (height, width) of the picture, in whose pixels the boxes are.
+    """
+    boxes: list[Box] = [thing.box for thing in scene.things]
+    boxes += [thing.tag_box for thing in scene.things if thing.tag_box is not None]
+    if scene.sign is not None:
+        x0, y0, x1, y1 = scene.sign.box
+        letters = len(scene.sign.text)
+        width = x1 - x0
+        boxes += [(x0 + width * i // letters, y0, x0 + width * (i + 1) // letters, y1) for i in range(letters)]
+    down, across = size[0] / PICTURE, size[1] / PICTURE
+    return [(x0 * across, y0 * down, x1 * across, y1 * down) for x0, y0, x1, y1 in boxes]
+
+
+class Oracle(ScoringPruner):
+    """Gives every item its best token, then its second best, and so on; the rest is spread over the background.
+
+    Args:
+        boxes: The items of each picture, under the number made from its pixels (`VisualTokens.seeds`).
+    """
+
+    name: ClassVar[str] = "oracle"
+    card: ClassVar[Card] = Card(idea="Knows the boxes of what the texts mention; the bound for any pruner.")
+
+    def __init__(self, boxes: Mapping[int, Sequence[Box]]) -> None:
+        super().__init__()
+        self.boxes = dict(boxes)
+
+    @classmethod
+    def of(cls, pictures: Iterable[tuple[int, Scene]], sizes: str = "fixed") -> "Oracle":
+        """From (number of the picture, its scene) pairs, and the way the pictures were sized (`scenes.sizes`)."""
+        return cls({seed: items(scene, picture_size(scene, sizes)) for seed, scene in pictures})
+
+    def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
+        known = tokens.seeds is not None and all(seed in self.boxes for seed in tokens.seeds)
+        if tokens.seeds is None or tokens.boxes is None or not known:
+            raise ValueError("the oracle knows nothing of these pictures; make it with Oracle.of of theirs")
+        rows = [rank_tokens(tokens.boxes[row].cpu(), self.boxes[seed]) for row, seed in enumerate(tokens.seeds)]
+        return torch.stack(rows).to(tokens.x.device)
+
+
+def rank_tokens(where: Float[Tensor, "N 4"], boxes: Sequence[Box]) -> Float[Tensor, " N"]:
+    """0 for each item's best token, -1 for its second best, and so on; far less for tokens that see no item."""
+    centre = (where[:, :2] + where[:, 2:]) / 2
+    best = -1e4 - (torch.arange(len(where)) * GOLDEN) % 1  # any number of them lies all over the picture
+    for box in boxes:
+        item = torch.tensor(box, dtype=where.dtype)
+        size = (torch.minimum(where[:, 2:], item[2:]) - torch.maximum(where[:, :2], item[:2])).clamp_min(0)
+        covered = size.prod(-1)
+        distance = (centre - (item[:2] + item[2:]) / 2).square().sum(-1)
+        # Tokens that see most of the item, of equals the most central: a picture is never 1,000 pixels away.
+        order = torch.argsort(distance - 1e6 * covered, stable=True)
+        rank = torch.empty(len(where))
+        rank[order] = torch.arange(len(where), dtype=torch.float32)
+        best = torch.where(covered > 0, torch.maximum(best, -rank), best)
+    return best

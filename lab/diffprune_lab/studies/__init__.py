@@ -1,0 +1,1 @@
+"""What fills `results/`: measurements that are run once and written down."""

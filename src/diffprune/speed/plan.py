@@ -1,0 +1,465 @@
+"""What pruning will gain, before anything is trained or bought: operations, memory and times by a roofline.
+
+The counts are exact (see `flops`); the times rest on a card's datasheet (`gpus`) and on the curves below (`roofline`),
+which `calibrate` fits to rows of `diffprune profile`.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from diffprune.backbones.anyres import unpadded
+from diffprune.loading import brought_models, source_of
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.options import parse_method
+from diffprune.nn import BlockSpec
+from diffprune.nn.language import LanguageSpec
+from diffprune.results import Results
+from diffprune.speed.flops import (
+    block_weights,
+    decoder_weights,
+    encoder_flops,
+    head_width,
+    kv_bytes,
+    layer_tokens,
+    layer_weights,
+    num_encoded,
+    prefill_flops,
+    projector_flops,
+    scorer_flops,
+)
+from diffprune.speed.gpus import Gpu, find_gpu, gpu_of_device
+from diffprune.speed.roofline import FEWEST_POINTS, Calibration, Curve, Work, fit_curve
+from diffprune.speed.shapes import SHAPES, build, is_preset
+from diffprune.types import Budget
+
+ASSUMED = "assumed, not fitted to any measurement; --calibrate RESULTS fits them"
+# What `diffprune plan --calibrate` prints; docs/profile.md says what the rows behind it can fix. The eager rows that
+# were measured contradict each other (launching from Python is not steady), so no curve was fitted to them.
+CALIBRATIONS: dict[str, Calibration] = {
+    "fast": Calibration(
+        prefill=Curve(most=0.608, half=21.7, bandwidth=0.805, launch_us=46.0),
+        vision=Curve(most=0.496, half=496.0, bandwidth=0.4, launch_us=5.05),
+        host_ms=0.344,
+        source="fitted to 5 measured rows, NVIDIA H200",
+    ),
+    "eager": Calibration(
+        prefill=Curve(most=0.75, half=40.0, bandwidth=0.90, launch_us=700.0),
+        vision=Curve(most=0.60, half=200.0, bandwidth=0.90, launch_us=250.0),
+        host_ms=1.0,
+        source=ASSUMED,
+    ),
+}
+TEXT_BUCKETS = (64, 128)  # to which the fast path pads the text of a prompt
+USABLE = 0.92  # share of the card's memory that weights, caches and activations may fill
+SCORER_DEPTH = 2
+COLUMNS = (
+    "method", "num_visual", "num_kept", "tflops", "kv_mb", "encode_ms", "pruner_ms", "prefill_ms", "ttft_ms",
+    "largest_batch", "requests_s",
+)  # fmt: skip
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a picture becomes.
+
+    Args:
+        visual: Tokens that a pruner chooses from.
+        newlines: Placeholders behind the rows of a view (LLaVA-NeXT); one stays where its row keeps a token.
+        encoded: Patches that the tower works on, in units of tokens; more than `visual` where padding is cut away.
+    """
+
+    visual: int
+    newlines: int
+    encoded: int
+
+    def columns(self, num_kept: int) -> int:
+        """Of the prompt, at the most."""
+        return num_kept + min(self.newlines, num_kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a plan needs of a model: its configuration, how it cuts pictures, and the size of its parts."""
+
+    name: str
+    config: Any
+    processor: Any
+    parameters: int
+    vision_parameters: int
+
+    @property
+    def text(self) -> Any:
+        return self.config.text_config
+
+    def count(self, size: tuple[int, int]) -> Counts:
+        """What a picture of that (width, height) becomes, as its own processor counts placeholders."""
+        token = getattr(self.processor, "image_token", None) or "<image>"
+        prompt = self.processor(text=[str(token)], images=[Image.new("RGB", size)], return_tensors="pt")
+        image_id = getattr(self.config, "image_token_id", None) or self.config.image_token_index
+        placeholders = int((prompt["input_ids"] == image_id).sum())
+        if self.config.model_type != "llava_next":
+            return Counts(visual=placeholders, newlines=0, encoded=placeholders)
+        vision, pinpoints = self.config.vision_config, self.config.image_grid_pinpoints
+        side = vision.image_size // vision.patch_size
+        newlines = unpadded(size, pinpoints, vision.image_size, side).rows
+        visual = placeholders - newlines
+        return Counts(visual=visual, newlines=newlines, encoded=num_encoded(self.config, size, visual))
+
+
+@cache
+def describe(name: str) -> Model:
+    """The model of a preset, a reference model or a folder, without its weights."""
+    source = source_of(name)
+    if name in SHAPES:
+        config, processor = SHAPES[name](False)
+    elif source is not None:
+        config, processor = source.describe(name)
+    elif Path(name).is_dir():
+        from transformers import AutoConfig, AutoProcessor
+
+        config, processor = AutoConfig.from_pretrained(name), AutoProcessor.from_pretrained(name)
+    else:
+        what = "is known, but there is no shape for a plan yet" if is_preset(name) else "is not known"
+        raise ValueError(
+            f"backbone {name!r} {what}; give one of {', '.join((*SHAPES, *brought_models()))}, or the folder of a model"
+        )
+    model = build(config, "meta", torch.float16)
+    sizes = {key: value.numel() for key, value in model.named_parameters()}
+    vision = sum(size for key, size in sizes.items() if "language_model" not in key and "lm_head" not in key)
+    return Model(
+        name=name, config=config, processor=processor, parameters=sum(sizes.values()), vision_parameters=vision
+    )
+
+
+# --- one prediction ---------------------------------------------------------------------------------------------------
+
+
+def prefill_work(model: Model, num_columns: int, batch: int, itemsize: int = 2) -> Work:
+    """The language model over `batch` prompts of `num_columns` tokens each, padding included."""
+    return Work(
+        flops=batch * prefill_flops(model.text, num_columns),
+        read=decoder_weights(model.text) * itemsize,
+        tokens=batch * num_columns,
+        layers=model.text.num_hidden_layers,
+    )
+
+
+def dropping_work(model: Model, layers: Sequence[int], batch: int, itemsize: int = 2) -> list[Work]:
+    """The same where layers hold different numbers of tokens: one piece for each run of equal layers."""
+    pieces: list[Work] = []
+    weights = layer_weights(model.text)
+    for num_columns, run in groupby(layers):
+        count = len(list(run))
+        share = prefill_flops(model.text, num_columns) - prefill_flops(model.text, 0)  # of all layers, without the head
+        pieces.append(
+            Work(
+                flops=batch * share * count / model.text.num_hidden_layers,
+                read=count * weights * itemsize,
+                tokens=batch * num_columns,
+                layers=count,
+            )
+        )
+    return pieces
+
+
+def vision_work(model: Model, num_encoded: int, batch: int, itemsize: int = 2) -> Work:
+    """The vision tower over `batch` pictures."""
+    vision = model.config.vision_config
+    merge = getattr(vision, "spatial_merge_size", 1)
+    return Work(
+        flops=batch * encoder_flops(model.config, num_encoded),
+        read=model.vision_parameters * itemsize,
+        tokens=batch * num_encoded * merge * merge,
+        layers=getattr(vision, "depth", None) or vision.num_hidden_layers,
+    )
+
+
+def scorer_work(model: Model, num_visual: int, batch: int, itemsize: int = 2) -> Work:
+    """DiffPrune's scorer over `batch` pictures."""
+    spec = BlockSpec.from_config(model.config.vision_config)
+    merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
+    patches = num_visual * merge * merge
+    return Work(
+        flops=batch * scorer_flops(spec, patches, SCORER_DEPTH),
+        read=SCORER_DEPTH * block_weights(spec) * itemsize,
+        tokens=batch * patches,
+        layers=SCORER_DEPTH,
+    )
+
+
+def decode_work(model: Model, num_columns: int, batch: int, itemsize: int = 2) -> Work:
+    """One more token of `batch` prompts: weights and caches are read once."""
+    weights = decoder_weights(model.text)
+    return Work(
+        flops=2 * batch * weights,
+        read=weights * itemsize + kv_bytes(model.text, num_columns, batch=batch, element_size=itemsize),
+        tokens=batch,
+        layers=model.text.num_hidden_layers,
+    )
+
+
+def padded_text(num_text: int, path: str, buckets: Sequence[int] = TEXT_BUCKETS) -> int:
+    """Columns that the text of a prompt takes."""
+    return num_text if path == "eager" else min((size for size in buckets if size >= num_text), default=num_text)
+
+
+def predict(
+    model: Model,
+    gpu: Gpu,
+    calibration: Calibration,
+    *,
+    counts: Counts,
+    num_kept: int,
+    num_text: int,
+    batch: int,
+    path: str = "fast",
+    itemsize: int = 2,
+    text_buckets: Sequence[int] = TEXT_BUCKETS,
+) -> dict[str, float]:
+    """Milliseconds of each stage and of the first token."""
+    columns = counts.columns(num_kept) + padded_text(num_text, path, text_buckets)
+    is_pruned = num_kept < counts.visual
+    encode = calibration.vision.ms(vision_work(model, counts.encoded, batch, itemsize), gpu)
+    pruner = calibration.vision.ms(scorer_work(model, counts.visual, batch, itemsize), gpu) if is_pruned else 0.0
+    project = Work(
+        flops=batch * projector_flops(model.config, num_kept),
+        read=projector_flops(model.config, 1) / 2 * itemsize,  # a weight does one multiply and one add for each token
+        tokens=batch * num_kept,
+        layers=1,
+    )
+    splice = calibration.vision.ms(project, gpu)
+    prefill = calibration.prefill.ms(prefill_work(model, columns, batch, itemsize), gpu)
+    return {
+        "encode_ms": encode,
+        "pruner_ms": pruner,
+        "splice_ms": splice,
+        "prefill_ms": prefill,
+        "ttft_ms": encode + pruner + splice + prefill + calibration.host_ms,
+    }
+
+
+def request_bytes(model: Model, num_encoded: int, columns: int, new_tokens: int, itemsize: int) -> int:
+    """Memory of one request: its cache, and the widest activations of the tower or the language model."""
+    text, vision = model.text, BlockSpec.from_config(model.config.vision_config)
+    merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
+    language = columns * (6 * text.hidden_size + 3 * text.intermediate_size)
+    tower = num_encoded * merge * merge * (6 * vision.width + 3 * vision.mlp_width)
+    return kv_bytes(text, columns + new_tokens, element_size=itemsize) + max(language, tower) * itemsize
+
+
+def fused_bytes(text_config: Any, itemsize: int) -> int:
+    """Memory of the fast path's private copy of queries, keys, values, gate and up (all but out and down)."""
+    queries = text_config.num_attention_heads * head_width(text_config)
+    apart = text_config.hidden_size * (queries + text_config.intermediate_size)
+    return text_config.num_hidden_layers * (layer_weights(text_config) - apart) * itemsize
+
+
+def plan(
+    name: str,
+    gpu: Gpu,
+    *,
+    image: tuple[int, int],
+    keep: int | float,
+    num_text: int = 40,
+    batch: int = 1,
+    new_tokens: int = 32,
+    path: str = "fast",
+    itemsize: int = 2,
+    calibration: Calibration | None = None,
+    text_buckets: Sequence[int] = TEXT_BUCKETS,
+) -> list[dict[str, Any]]:
+    """Two rows, full and pruned, and a third with what is gained (full over pruned).
+
+    A row whose batch does not fit the card's memory has counts and the largest batch, but no times.
+    """
+    if min(num_text, batch, new_tokens) < 1:
+        raise ValueError(f"text={num_text}, batch={batch}, new tokens={new_tokens}: each must be 1 or more")
+    model, calibration = describe(name), calibration or CALIBRATIONS[path]
+    counts = model.count(image)
+    free = gpu.memory * 1e9 * USABLE - model.parameters * itemsize
+    if path == "fast" and free > 2 * fused_bytes(model.text, itemsize):  # else compile(fuse=False), which needs none
+        free -= fused_bytes(model.text, itemsize)
+    rows: list[dict[str, Any]] = []
+    for method, num_kept in (("full", counts.visual), ("pruned", Budget(keep).count(counts.visual))):
+        columns = counts.columns(num_kept) + padded_text(num_text, path, text_buckets)
+        largest = max(0, int(free // request_bytes(model, counts.encoded, columns, new_tokens, itemsize)))
+
+        def timed(size: int, kept: int = num_kept) -> dict[str, float]:
+            return predict(
+                model,
+                gpu,
+                calibration,
+                counts=counts,
+                num_kept=kept,
+                num_text=num_text,
+                batch=size,
+                path=path,
+                itemsize=itemsize,
+                text_buckets=text_buckets,
+            )
+
+        row: dict[str, Any] = {
+            "method": method,
+            "num_visual": counts.visual,
+            "num_kept": num_kept,
+            "num_text": num_text,
+            "batch": batch,
+            "tflops": prefill_flops(model.text, counts.columns(num_kept) + num_text) / 1e12,
+            "kv_mb": kv_bytes(model.text, columns + new_tokens, batch=batch, element_size=itemsize) / 1e6,
+            **(timed(batch) if batch <= largest else {}),
+            "largest_batch": largest,
+            "requests_s": 0.0,
+        }
+        if largest:
+            step = calibration.prefill.ms(decode_work(model, columns + new_tokens, largest, itemsize), gpu)
+            row["requests_s"] = largest / (timed(largest)["ttft_ms"] + (new_tokens - 1) * step) * 1e3
+        rows.append(row)
+    full, pruned = rows
+    compared = ("tflops", "kv_mb", "encode_ms", "prefill_ms", "ttft_ms")
+    gains: dict[str, Any] = {key: full[key] / pruned[key] for key in compared if key in full and key in pruned}
+    for key in ("largest_batch", "requests_s"):  # more is better here
+        if full[key]:
+            gains[key] = pruned[key] / full[key]
+    return [*rows, {"method": "gain (times)", **gains}]
+
+
+def remarks(rows: Sequence[dict[str, Any]], keep: int | float, gpu: Gpu) -> list[str]:
+    """What a reader of a plan's first two rows must not miss, a sentence each."""
+    full, pruned = rows[:2]
+    said = []
+    for row in (full, pruned):
+        if not row["largest_batch"]:
+            said.append(f"The {row['method']} model does not fit into {gpu.memory:g} GB with one request in 16 bits.")
+        elif row["batch"] > row["largest_batch"]:
+            said.append(
+                f"A batch of {row['batch']:,} does not fit into {gpu.memory:g} GB with the {row['method']} model, "
+                f"so it has no times; the largest that fits is {row['largest_batch']:,}."
+            )
+    if isinstance(keep, int) and keep > full["num_visual"]:
+        said.append(f"keep={keep} is more than the picture has ({full['num_visual']}): nothing is pruned.")
+    return said
+
+
+# --- measured rows ----------------------------------------------------------------------------------------------------
+
+
+def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
+    """Rows of a profile on that path."""
+    return [
+        row for row in results.rows if row.get("path") == path and "prefill_ms" in row and row.get("backbone") in SHAPES
+    ]
+
+
+def is_even(row: dict[str, Any]) -> bool:
+    """Whether the row's language model holds the same tokens in all layers: to such rows curves are fitted."""
+    return not issubclass(parse_method(row["method"]).kind, LayerPruner)
+
+
+def even_rows(results: Results, path: str) -> list[dict[str, Any]]:
+    """Those of the measured rows that are even."""
+    return [row for row in measured_rows(results, path) if is_even(row)]
+
+
+def card_of(found: Sequence[Results], fallback: Gpu | None = None) -> Gpu:
+    """The one card that results were measured on: what they name, or the fallback where that is no known card."""
+    names = {gpu_of_device(results.device) for results in found}
+    if len(names) == 1 and None not in names:
+        return find_gpu(names.pop())
+    if len(names) > 1 or fallback is None:
+        raise ValueError(
+            f"the results are of {', '.join(results.device for results in found)}, which is not one known card; "
+            "name it with --gpu"
+        )
+    return fallback
+
+
+def calibrate(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> Calibration:
+    """Curves fitted to what `diffprune profile` measured on one card; `gpu` is it where the results name none known."""
+    rows = [row for results in found for row in even_rows(results, path)]
+    gpu = card_of(found, gpu)
+    vision = [
+        (vision_work(describe(row["backbone"]), row["num_visual"], row["batch"]), row["encode_ms"])
+        for row in rows
+        if row["method"] in ("full", "diffprune")  # others ask the tower for more than features
+    ]
+    stages = ("encode_ms", "pruner_ms", "splice_ms", "prefill_ms")
+    rests = [max(0.0, row["ttft_ms"] - sum(row.get(key, 0.0) for key in stages)) for row in rows if row["batch"] == 1]
+    return Calibration(
+        prefill=fit_curve([measured_prefill(row) for row in rows], gpu),
+        vision=fit_curve(vision, gpu),
+        host_ms=statistics.median(rests) if rests else 0.0,
+        source=f"fitted to {len(rows)} measured rows, {', '.join(dict.fromkeys(item.device for item in found))}",
+    )
+
+
+def measured_prefill(row: dict[str, Any]) -> tuple[Work, float]:
+    """What the language model did in a measured row, and its milliseconds."""
+    return prefill_work(describe(row["backbone"]), row["num_columns"], row["batch"]), row["prefill_ms"]
+
+
+def predicted_prefill(row: dict[str, Any], calibration: Calibration, gpu: Gpu) -> float:
+    """Milliseconds that a measured row's prefill should have taken; the choices of a method inside it not counted."""
+    model = describe(row["backbone"])
+    if is_even(row):
+        return calibration.prefill.ms(measured_prefill(row)[0], gpu)
+    num_layers, num_visual = model.text.num_hidden_layers, row["num_visual"]
+    specs = {
+        "block": BlockSpec.from_config(model.config.vision_config),
+        "language": LanguageSpec.from_config(model.config),
+    }
+    with torch.device("meta"):  # its weights have no say in how many it keeps where
+        pruner = parse_method(row["method"]).build(**specs)
+    assert isinstance(pruner, LayerPruner)
+    stages = pruner.stages(num_layers, num_visual, Budget(row["keep"]).count(num_visual))
+    layers = layer_tokens(stages, num_layers, num_visual, row["num_columns"] - num_visual)
+    return sum(calibration.prefill.ms(work, gpu) for work in dropping_work(model, layers, row["batch"]))
+
+
+def held_out(found: Sequence[Results], path: str, gpu: Gpu) -> list[float]:
+    """Predicted over measured prefill of each even row by a curve fitted to the others; nothing where these are few."""
+    points = [measured_prefill(row) for results in found for row in even_rows(results, path)]
+    if len(points) <= FEWEST_POINTS:
+        return []
+    return [
+        fit_curve([*points[:index], *points[index + 1 :]], gpu).ms(work, gpu) / ms
+        for index, (work, ms) in enumerate(points)
+    ]
+
+
+def compare(results: Results, calibration: Calibration, gpu: Gpu, path: str) -> list[dict[str, Any]]:
+    """Predicted beside measured prefill, one row for each row measured."""
+    compared = []
+    for row in measured_rows(results, path):
+        predicted = predicted_prefill(row, calibration, gpu)
+        keys = ("backbone", "method", "path", "batch", "num_text", "num_kept", "prefill_ms")
+        compared.append(
+            {
+                **{key: row[key] for key in keys},
+                "predicted_ms": predicted,
+                "predicted_over_measured": predicted / row["prefill_ms"],
+            }
+        )
+    return compared
+
+
+def as_source(calibration: Calibration) -> str:
+    """The calibration as it stands in this file."""
+    curves = asdict(calibration)
+    lines = [
+        f"    {part}=Curve(" + ", ".join(f"{key}={value:.3g}" for key, value in curves[part].items()) + "),"
+        for part in ("prefill", "vision")
+    ]
+    return "\n".join(
+        ["Calibration(", *lines, f"    host_ms={calibration.host_ms:.3g},", f"    source={calibration.source!r},", ")"]
+    )

@@ -1,0 +1,107 @@
+"""How long a stack of layers takes on a card, from its operations, the bytes it reads and a measured curve.
+
+    time = max(operations / (rate * efficiency(tokens)), bytes / (bandwidth * share)) + launch * layers
+    efficiency(tokens) = most * tokens / (tokens + half)
+
+Rate and bandwidth are the datasheet's. Small products do not fill a card, so the share of its rate that is reached
+grows with the tokens that run at once and levels off. The four constants of a curve are fitted to measured rows by
+`fit_curve`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diffprune.speed.gpus import Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is run: operations, bytes read, tokens that run at once, and layers."""
+
+    flops: int | float
+    read: int | float
+    tokens: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The constants of one kind of work on one path.
+
+    Args:
+        most: Share of the datasheet's matrix rate that many tokens reach.
+        half: Tokens at which half of that is reached.
+        bandwidth: Share of the datasheet's bandwidth that reading weights reaches.
+        launch_us: Time of each layer that neither hides, in microseconds.
+    """
+
+    most: float
+    half: float
+    bandwidth: float
+    launch_us: float
+
+    def efficiency(self, tokens: int) -> float:
+        """Share of the datasheet's matrix rate at so many tokens."""
+        return self.most * tokens / (tokens + self.half)
+
+    def ms(self, work: Work, gpu: Gpu) -> float:
+        """Predicted milliseconds."""
+        compute = work.flops / (gpu.tflops * 1e12 * self.efficiency(work.tokens))
+        read = work.read / (gpu.bandwidth * 1e9 * self.bandwidth)
+        return max(compute, read) * 1e3 + self.launch_us * 1e-3 * work.layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a prediction of one path rests on.
+
+    Args:
+        prefill, vision: Curves of the language model and of the tower.
+        host_ms: What no stage accounts for.
+        source: Where the numbers come from, said beside every prediction.
+    """
+
+    prefill: Curve
+    vision: Curve
+    host_ms: float
+    source: str
+
+
+FEWEST_POINTS = 4  # as many as a curve has constants
+_START = ((0.2, 1.0), (4.0, 1024.0), (0.4, 1.0), (0.0, 1000.0))  # where constants are looked for
+_STEPS, _ROUNDS = 11, 8
+
+
+def fit_curve(points: Sequence[tuple[Work, float]], gpu: Gpu) -> Curve:
+    """The curve with the least squared logarithmic error over (work, measured ms), found on a grid that closes in."""
+    if len(points) < FEWEST_POINTS:
+        raise ValueError(
+            f"{len(points)} measured rows cannot fix a curve of {FEWEST_POINTS} constants; profile more text lengths, "
+            "batches or budgets"
+        )
+    work = [item for item, _ in points]
+    flops, read, tokens, layers = (
+        np.array([getattr(item, name) for item in work], dtype=np.float64)
+        for name in ("flops", "read", "tokens", "layers")
+    )
+    measured = np.log([ms for _, ms in points])
+    ranges = _START
+    best = np.zeros(4)
+    for _ in range(_ROUNDS):
+        axes = [np.linspace(low, high, _STEPS) for low, high in ranges]
+        most, half, bandwidth, launch = (
+            axis.reshape(-1, 1) for axis in np.meshgrid(*axes, indexing="ij")
+        )  # each [candidates, 1]
+        compute = flops * (tokens + half) / (gpu.tflops * 1e12 * most * tokens)
+        seconds = np.maximum(compute, read / (gpu.bandwidth * 1e9 * bandwidth)) + launch * 1e-6 * layers
+        error = np.square(np.log(seconds * 1e3) - measured).mean(1)
+        winner = int(error.argmin())
+        best = np.array([float(item[winner, 0]) for item in (most, half, bandwidth, launch)])
+        ranges = tuple(
+            (max(first, centre - 0.3 * (high - low)), min(last, centre + 0.3 * (high - low)))
+            for centre, (low, high), (first, last) in zip(best, ranges, _START, strict=True)
+        )
+    most, half, bandwidth, launch = (float(value) for value in best)
+    return Curve(most=most, half=half, bandwidth=bandwidth, launch_us=launch)
