@@ -42,9 +42,10 @@ ALLOWED: dict[str, set[str]] = {
     "backbones": {"nn", "ops", "registry", "types"},
     "tiles": {"backbones", "methods", "nn", "ops", "types"},  # between a method and the model, as model is
     "config": {"types"},
-    "checkpoint": {"results"},
-    "model": {"backbones", "checkpoint", "decoding", "fast", "loading", "methods", "ops", "registry", "restriction"}
-    | {"results", "tiles", "types"},
+    "checkpoint": {"loading", "results"},
+    "fitting": {"backbones", "checkpoint", "methods", "registry", "tiles"},
+    "model": {"backbones", "checkpoint", "decoding", "fast", "fitting", "losses", "methods", "ops", "restriction"}
+    | {"tiles", "types"},
     "scenes": {"evaluate", "results", "types"},
     "scenes.oracle": {"methods", "registry", "types"},
     "scenes.world": {"results", "types"},

@@ -17,7 +17,7 @@ from diffprune.methods.base import Pruner
 from diffprune.methods.options import build_method
 from diffprune.ops.noise import Generators
 from diffprune.registry import METHODS
-from diffprune.types import Budget, ImageSelection, Selection
+from diffprune.types import Budget, Selection
 from diffprune_lab.deit import DeiT, Encoded
 
 
@@ -167,17 +167,7 @@ class PrunedClassifier(nn.Module):
         """What the method keeps of each picture, with its scores, its grid and where each token looks."""
         tokens = self.encode(self.prepare(images)).tokens
         kept, logits = self.method.choose(tokens, self._budget(keep).counts(tokens.mask))
-        return Selection(
-            tuple(
-                ImageSelection(
-                    keep=kept[row][kept[row] >= 0].clone(),
-                    logits=None if logits is None else logits[row].float().clone(),
-                    grid=grid,
-                    boxes=None if tokens.boxes is None else tokens.boxes[row].clone(),
-                )
-                for row, grid in enumerate(tokens.grid)
-            )
-        )
+        return Selection.of(tokens, kept, logits)
 
     def _counts(self, encoded: Encoded, keep: int | float | None) -> Int[Tensor, " B"]:
         return self._budget(keep).counts(encoded.tokens.mask)

@@ -13,8 +13,9 @@ from torch import nn
 
 from diffprune import doors
 from diffprune.checkpoint import CONFIG_FILE, exported_state, fingerprint, load_pruner, vision_state
+from diffprune.fitting import refuse_offloaded, wrap_backbone
 from diffprune.methods.options import build_method, parse_method, require_weights
-from diffprune.model import PrunedVLM, refuse_offloaded, wrap_backbone
+from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from diffprune.types import Budget
 

@@ -61,6 +61,13 @@ def distance_from_full(head: Any, states: AnswerStates, full: AnswerStates, weig
     return weights.answers * answers + weights.tokens * tokens
 
 
+def share_of(
+    loss: Float[Tensor, ""], labels: Int[Tensor, "B T"] | None, num_targets: int | Tensor | None
+) -> Float[Tensor, ""]:
+    """A loss that is a mean over images, with this batch's share of the answer tokens; default: all of them."""
+    return loss if num_targets is None or labels is None else loss * ((labels != -100).sum() / num_targets)
+
+
 def add(total: Float[Tensor, ""] | None, more: Float[Tensor, ""] | None) -> Float[Tensor, ""] | None:
     """The sum of what there is."""
     return total if more is None else more if total is None else total + more

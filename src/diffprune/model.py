@@ -8,30 +8,27 @@ Both paths are below, side by side. The base model is frozen, called by its own 
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffprune.backbones.base import NEWLINE_RULES, Backbone, Batch, Exchange
-from diffprune.checkpoint import push, save, vision_state
+from diffprune.backbones.base import Batch, Exchange
+from diffprune.checkpoint import SavedPruner
 from diffprune.decoding import Decoder, make_decoder
+from diffprune.fitting import build_for, check_arguments, check_fit, check_rules, refuse_offloaded, wrap_backbone
+from diffprune.losses import share_of
 from diffprune.methods.base import Kept, Pruner, Restricted
-from diffprune.methods.options import parse_method
 from diffprune.ops.noise import Generators
-from diffprune.registry import BACKBONES
-from diffprune.restriction import restrict
-from diffprune.results import Row
-from diffprune.tiles import BUDGETS, PerTile
-from diffprune.types import Budget, ImageSelection, LMInputs, Selection, VisualTokens
+from diffprune.restriction import restrict, with_soft_mask
+from diffprune.tiles import PerTile
+from diffprune.types import Budget, LMInputs, Selection, VisualTokens
 
 logger = logging.getLogger("diffprune")
 
 
-class PrunedVLM(nn.Module):
+class PrunedVLM(SavedPruner, nn.Module):
     """Any loaded Hugging Face VLM with any pruning method around it.
 
     Args:
@@ -67,47 +64,22 @@ class PrunedVLM(nn.Module):
         super().__init__()
         if isinstance(model, PrunedVLM):
             raise ValueError("the model is a PrunedVLM already; give its base: PrunedVLM(vlm.base, ...)")
-        if positions not in (None, "original", "packed"):
-            raise ValueError(f'positions={positions!r} is unknown; choose "original" or "packed"')
-        if newline not in NEWLINE_RULES:
-            raise ValueError(f"newline={newline!r} is unknown; choose {', '.join(NEWLINE_RULES)}")
-        if budget not in BUDGETS:
-            raise ValueError(f"budget={budget!r} is unknown; choose {' or '.join(BUDGETS)}")
+        check_rules(positions, newline, budget)
         # Held in a tuple, so that the frozen base is no submodule: never in a state dict, never moved or trained.
         self._base = (model.requires_grad_(False).eval(),)
         self.backbone = wrap_backbone(model, processor)
         self.backbone.keeps_newlines = newline
-        if isinstance(method, str):
-            named = parse_method(method)
-            if twice := sorted(named.options.keys() & options.keys()):
-                raise ValueError(f"option {twice[0]!r} of method {method!r} is given beside it too; give it once")
-            method = named.build(block=self.backbone.block, language=self.backbone.language, **options)
-        elif options:
-            raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
-        if method.is_inside and positions == "packed":
-            raise ValueError(
-                f'method {method.name!r} drops inside the language model, where positions="packed" has no meaning; '
-                "leave it out, or see the method's own options"
-            )
-        if method.is_inside and budget == "per_tile":
-            raise ValueError(
-                f"budget='per_tile' is for choices before the language model; {method.name!r} makes its own inside"
-            )
-        self.budget = Budget(keep, method.rounding)
-        self._given_positions = positions
-        self.positions = positions or self._own_positions(method)
-        missing = method.needs - self.backbone.provides - {"llm_attention"}
-        if missing:
-            raise ValueError(
-                f"method {method.name!r} needs {', '.join(sorted(missing))}, which the {self.backbone.family} family "
-                f"cannot give; it gives {', '.join(sorted(self.backbone.provides))}"
-            )
+        method = build_for(self.backbone, method, options)
+        check_fit(method, self.backbone, positions, budget)
         device = self.base.get_input_embeddings().weight.device
         refuse_offloaded(self.backbone, device)
         self.method = cast(Pruner, method.to(device))
+        self.budget, self.budget_rule = Budget(keep, method.rounding), budget
+        # A method inside the language model counts anew by itself, and three numbers for a place stay as they are.
+        own_positions = method.positions if self.backbone.plain_positions and not method.is_inside else "original"
+        self._given_positions, self.positions = positions, positions or own_positions
         # Budgets the method was trained for, the smallest first; empty where that is not known.
         self.trained_for: tuple[int | float, ...] = ()
-        self.budget_rule = budget
         self.decoder: Decoder = make_decoder(self.backbone, self.method)
         self.fast: Any = None  # a `fast.FastPath` after compile()
         self._said: set[str] = set()
@@ -133,11 +105,6 @@ class PrunedVLM(nn.Module):
             budget=self.budget_rule,
             **options,
         )
-
-    def _own_positions(self, method: Pruner) -> str:
-        """The rule of a method before the language model; one inside it counts anew by itself."""
-        is_free = self.backbone.plain_positions and not method.is_inside
-        return method.positions if is_free else "original"
 
     def compile(self, **options: Any) -> Any:  # type: ignore[override]  # the inherited one would compile the loss
         """Build the fast path (static shapes; CUDA graphs on a GPU) and report on it; `generate` stays the same call.
@@ -185,23 +152,17 @@ class PrunedVLM(nn.Module):
         """
         tokens = self.encode(batch) if tokens is None else tokens  # [B, N, D]
         k, kept = self.counts(tokens, keep), None  # [B]
+        step = {"tau": tau, "generator": generator}
         if tokens is not None and hard:
-            kept = self.rule.deploy(tokens, k)  # what generate() does
+            kept = self.rule.deploy(tokens, k)  # as generate() does
         elif tokens is not None:
-            noise = {"tau": tau, "generator": generator, "remove_below": remove_below}
-            tokens, kept = restrict(self.rule, tokens, k, **noise)  # Eqs. 5 and 6, D_phi of Section 4.3
-            if kept.own_loss is not None:
-                share = 1.0 if num_targets is None else (batch.labels != -100).sum() / num_targets  # type: ignore[union-attr]
-                return (kept.own_loss * share, kept.alpha) if return_alpha else kept.own_loss * share
-        lm = self.splice(batch, tokens, kept)  # [B, T, L]
-        loss, alpha = self.decoder.loss(
-            lm,
-            self.prompt_counts(batch, k),
-            kept,
-            tau=None if hard else tau,
-            generator=generator,
-            num_targets=num_targets,
-        )
+            tokens, kept = restrict(self.rule, tokens, k, remove_below=remove_below, **step)  # Eqs. 5, 6; Section 4.3
+        if kept is not None and kept.own_loss is not None:
+            loss, alpha = share_of(kept.own_loss, batch.labels, num_targets), kept.alpha
+        else:
+            lm = self.splice(batch, tokens, kept)  # [B, T, L]
+            step = {"tau": None} if hard else step
+            loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, num_targets=num_targets, **step)
         return (loss, alpha) if return_alpha else loss
 
     forward = loss
@@ -229,7 +190,7 @@ class PrunedVLM(nn.Module):
             return_ids: Give the new token ids [B, T] instead of text.
             kwargs: Go to the model's own `generate`: max_new_tokens, do_sample, num_beams, cache_implementation, ...
         """
-        self._refuse(kwargs)
+        check_arguments(self.base, kwargs)
         if kwargs.get("num_return_sequences", 1) != 1 and not return_ids:
             raise ValueError("num_return_sequences gives a prompt several answers; take them with return_ids=True")
         batch = self.backbone.prepare(images, text, chat=chat)
@@ -258,18 +219,7 @@ class PrunedVLM(nn.Module):
         if tokens is None:
             raise ValueError("select() was given no image; give at least one")
         kept, logits = self.rule.choose(tokens, self.counts(tokens, keep))
-        entries = []
-        for row, grid in enumerate(tokens.grid):
-            real = int(tokens.mask[row].sum())
-            entries.append(
-                ImageSelection(
-                    keep=kept[row][kept[row] >= 0].clone(),
-                    logits=None if logits is None else logits[row, :real].float().clone(),
-                    grid=grid,
-                    boxes=None if tokens.boxes is None else tokens.boxes[row, :real].clone(),
-                )
-            )
-        return Selection(tuple(entries))
+        return Selection.of(tokens, kept, logits)
 
     # ------------------------------------------------------------------------------------- the steps between
 
@@ -298,12 +248,7 @@ class PrunedVLM(nn.Module):
             return self.backbone.splice(batch, None, None, None, positions=self.positions)
         visual = self.backbone.project(kept.x.to(tokens.x.dtype))  # [B, K, L]
         lm = self.backbone.splice(batch, tokens, visual, kept.index, positions=self.positions)
-        if kept.soft_mask is None:
-            return lm
-        assert lm.origin is not None
-        index = lm.origin.index  # -1 at text, to which all attend
-        soft_mask = torch.where(index < 0, 1.0, kept.soft_mask.flatten()[index.clamp_min(0)])
-        return replace(lm, soft_mask=soft_mask)
+        return lm if kept.soft_mask is None else with_soft_mask(lm, kept.soft_mask)
 
     def lm_inputs(self, batch: Batch, tokens: VisualTokens | None, *, keep: int | float | None = None) -> LMInputs:
         """What the language model is given on the deployed path."""
@@ -324,8 +269,10 @@ class PrunedVLM(nn.Module):
 
     def counts(self, tokens: VisualTokens | None, keep: int | float | Tensor | None = None) -> Any:
         """Tokens to keep of each image [B], from the budget of a call; None where there is no image."""
-        if tokens is None or isinstance(keep, Tensor):
-            return keep if tokens is not None else None
+        if tokens is None:
+            return None
+        if isinstance(keep, Tensor):
+            return keep
         budget = self.budget_of(keep)
         if isinstance(budget.keep, int) and budget.keep > int(tokens.counts.min()):
             self._say_once(f"keep={budget.keep} is more than an image has ({int(tokens.counts.min())}): all are kept")
@@ -338,88 +285,7 @@ class PrunedVLM(nn.Module):
         rows = torch.tensor(batch.row_of_image, device=counts.device)
         return counts.new_zeros(len(batch.features["input_ids"])).index_add_(0, rows, counts)
 
-    def _refuse(self, kwargs: dict[str, Any]) -> None:
-        chunk = kwargs.get("prefill_chunk_size", getattr(self.base.generation_config, "prefill_chunk_size", None))
-        if chunk:
-            raise ValueError(f"prefill_chunk_size={chunk} gives other tokens with embeddings as input; leave it out")
-        for key in ("input_ids", "inputs_embeds", "pixel_values", "position_ids", "attention_mask"):
-            if key in kwargs:
-                raise ValueError(f"{key} is made by the pruned path; give images and text instead")
-
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
             self._said.add(sentence)
             logger.warning(sentence)
-
-    # ------------------------------------------------------------------------------------- save and load
-
-    def save_pretrained(
-        self,
-        directory: str | Path,
-        *,
-        base_id: str | None = None,
-        notes: str = "",
-        card_rows: Sequence[Row] | None = None,
-    ) -> None:
-        """Write the pruner (never the base model, never the throttler) with what it needs to be loaded safely.
-
-        Args:
-            base_id: The name to load the base model by; default: the one it was loaded by.
-            notes: Kept in the config.
-            card_rows: Measured rows (`read_results(path).rows`) for the table of the model card.
-        """
-        save(self, directory, base_id=base_id, notes=notes, card_rows=card_rows)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        directory: str | Path,
-        *,
-        keep: int | float | None = None,
-        base: nn.Module | None = None,
-        processor: Any = None,
-        allow_other_base: bool = False,
-        **model_kwargs: Any,
-    ) -> "PrunedVLM":
-        """A saved pruner on its base model: a local folder or a hub id; see `diffprune.loading`."""
-        from diffprune.loading import load_pruned_vlm
-
-        return load_pruned_vlm(
-            cls,
-            directory,
-            keep=keep,
-            base=base,
-            processor=processor,
-            allow_other_base=allow_other_base,
-            model_kwargs=model_kwargs,
-        )
-
-    def push_to_hub(
-        self, repo_id: str, *, base_id: str | None = None, card_rows: Sequence[Row] | None = None, **kwargs: Any
-    ) -> Any:
-        """Save the pruner as `save_pretrained` does and upload it to the hub under `repo_id`."""
-        return push(self, repo_id, base_id=base_id, card_rows=card_rows, **kwargs)
-
-
-def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
-    """The backbone for a loaded model, by its `model_type`."""
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    if model_type not in BACKBONES:
-        raise ValueError(
-            f"model type {model_type!r} is not supported; there are {', '.join(BACKBONES.names())}. "
-            "docs/add_a_backbone.md shows how to add one in one file"
-        )
-    family = BACKBONES.get(cast(str, model_type))
-    if not issubclass(family, Backbone):
-        raise ValueError(f"model type {model_type!r} is an image classifier, not a vision-language model")
-    return family(model, processor)
-
-
-def refuse_offloaded(backbone: Backbone, device: torch.device) -> None:
-    """An error where weights that are read here, of embeddings, tower or projector, lie on a disk or another device."""
-    elsewhere = {str(value.device) for value in vision_state(backbone).values() if value.device.type == "meta"}
-    if device.type == "meta" or elsewhere:
-        raise ValueError(
-            "device_map has offloaded the model's embeddings, vision tower or projector, and tokens are scored beside "
-            "them; give these a device (or load a smaller dtype): only decoder layers may be offloaded"
-        )

@@ -10,7 +10,7 @@ from diffprune.methods.base import Pruner, Restricted, everything
 from diffprune.ops import hard_mask, linear_gate, take_tokens
 from diffprune.ops.noise import Generators, draw_normal
 from diffprune.tiles import PerTile
-from diffprune.types import VisualTokens
+from diffprune.types import LMInputs, VisualTokens
 
 
 def restrict(
@@ -43,6 +43,13 @@ def restrict(
         index = survivors(kept.alpha, k, tokens.mask, remove_below)
         kept = kept._replace(x=take_tokens(kept.x, index), index=index)
     return tokens, kept
+
+
+def with_soft_mask(lm: LMInputs, soft_mask: Float[Tensor, "B N"]) -> LMInputs:
+    """The sequence with the soft mask of its visual tokens; all attend to its text as ever."""
+    assert lm.origin is not None
+    index = lm.origin.index  # -1 at text
+    return replace(lm, soft_mask=torch.where(index < 0, 1.0, soft_mask.flatten()[index.clamp_min(0)]))
 
 
 def survivors(

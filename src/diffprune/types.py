@@ -204,6 +204,24 @@ class Selection(Sequence[ImageSelection]):
 
     images: tuple[ImageSelection, ...]
 
+    @classmethod
+    def of(
+        cls, tokens: VisualTokens, keep: Int[Tensor, "B K"], logits: Float[Tensor, "B N"] | None = None
+    ) -> "Selection":
+        """What indices, padded with -1, keep of each image, with the score of every real token."""
+        entries: list[ImageSelection] = []
+        for row, grid in enumerate(tokens.grid):
+            real = int(tokens.mask[row].sum())
+            entries.append(
+                ImageSelection(
+                    keep=keep[row][keep[row] >= 0].clone(),
+                    logits=None if logits is None else logits[row, :real].float().clone(),
+                    grid=grid,
+                    boxes=None if tokens.boxes is None else tokens.boxes[row, :real].clone(),
+                )
+            )
+        return cls(tuple(entries))
+
     def __getitem__(self, index: int) -> ImageSelection:  # type: ignore[override]
         return self.images[index]
 

@@ -82,7 +82,7 @@ class Kept(NamedTuple):
     index: Int[Tensor, "B K"]  # type: ignore[assignment]  # not the method of a tuple
 
     # As in `Restricted`, where tokens are weakened: here they are as they were.
-    alpha = penalty = soft_mask = distillation = None
+    alpha = penalty = soft_mask = distillation = own_loss = None
 
     def in_raster_order(self) -> "Kept":
         """The same tokens with their indices ascending, padding at the end."""

@@ -32,10 +32,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from diffprune.backbones.base import Batch
 from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
+from diffprune.fitting import wrap_backbone
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.options import build_method
 from diffprune.methods.random import Random
-from diffprune.model import PrunedVLM, wrap_backbone
+from diffprune.model import PrunedVLM
 from diffprune.results import write_text
 from diffprune.schedules import ramp_at, resolve_steps, tau_at
 from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
