@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -292,11 +292,11 @@ class SavedPruner:
         processor: Any = None,
         allow_other_base: bool = False,
         **model_kwargs: Any,
-    ) -> Self:
+    ) -> Any:
         """A saved pruner on its base model: a local folder or a hub id; see `diffprune.loading`."""
         from diffprune.loading import load_pruned_vlm
 
-        return load_pruned_vlm(  # type: ignore[return-value]
+        return load_pruned_vlm(
             cls,  # type: ignore[arg-type]
             directory,
             keep=keep,
