@@ -4,7 +4,7 @@ B images (rows), N visual tokens, K kept tokens, D vision width, L language widt
 S placeholder slots of an image, G patches in one scoring unit, V vocabulary, H heads.
 
 One row is one image. Rows of different length are padded; `mask` is True where a token is real. Index tensors of kept
-tokens are padded with -1 at the end of rows that keep fewer, and ascending unless a release's own order was asked for.
+tokens are padded with -1 at the end of rows that keep fewer, and ascending unless it is a release's own order.
 """
 
 import math

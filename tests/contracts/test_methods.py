@@ -121,6 +121,27 @@ def test_a_method_inside_the_llm_says_so_and_keeps_k_visual_tokens(name: str) ->
     assert all(row == sorted(set(row)) and (visual[i, row] >= 0).all() for i, row in enumerate(rows))
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_the_method_it_deploys_tokens_and_their_places_in_raster_order(name: str, native: bool) -> None:
+    options = {"relevance": "llm_embed"} if name == "cdpruner" else {}  # a text tower of its own is attached elsewhere
+    method, tokens, k = make_method(name, native=native, **options), make_tokens(), torch.tensor([7, 6, 5])
+    torch.manual_seed(0)  # some releases draw
+    x, index = method.deploy(tokens, k)
+    assert x.shape[:2] == index.shape and x.dtype == tokens.x.dtype
+    rows = kept(index)
+    assert all(row == sorted(set(row)) for row in rows)
+    if method.is_inside:
+        assert rows == [torch.where(mask)[0].tolist() for mask in tokens.mask]
+    else:
+        torch.manual_seed(0)
+        assert rows == [sorted(row) for row in kept(method.choose(tokens, k).keep)]
+        assert [len(row) for row in rows] == k.tolist() or native or not method.is_exact
+    if not method.is_merging:
+        for image, row in enumerate(rows):
+            assert torch.equal(x[image, : len(row)], tokens.x[image, row])
+
+
 # --- methods that learn -----------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.evaluate.answers import Answers, Entry, Sheet
-from diffprune.methods.base import LayerPruner, Pruner, take
+from diffprune.methods.base import Pruner, take
 from diffprune.model import PrunedVLM
 from diffprune.restriction import restrict
 from diffprune.types import LMInputs, VisualTokens
@@ -304,7 +304,7 @@ def visual_average(vlm: PrunedVLM, num_visual: Iterable[int]) -> float | None:
         num_visual: Tokens of each prompt's pictures before any is dropped.
     """
     method = vlm.method
-    if not isinstance(method, LayerPruner):
+    if not method.is_inside:
         return None
     times = Counter(num_visual)
     layers = len(vlm.backbone.language_model.layers)

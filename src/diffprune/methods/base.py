@@ -196,6 +196,10 @@ class Pruner(nn.Module, ABC):
     def start_training(self) -> None:  # most methods need nothing here
         """Make what exists for training only, under names that start with `throttle_`; called once, before a run."""
 
+    def average(self, num_layers: int, num_visual: int, keep: int) -> float:
+        """Visual tokens a decoder layer sees, mean over all layers: the other meaning of "K tokens" in tables."""
+        return keep
+
     def parameter_counts(self) -> dict[str, int]:
         """Parameters that are deployed, all there are, and those that learn."""
         sizes = [(name, value.numel(), value.requires_grad) for name, value in self.named_parameters()]
@@ -294,7 +298,6 @@ class LayerPruner(Pruner):
         return None
 
     def average(self, num_layers: int, num_visual: int, keep: int) -> float:
-        """Visual tokens a decoder layer sees, mean over all layers: the other meaning of "K tokens" in tables."""
         return layer_average(self.stages(num_layers, num_visual, keep), num_layers, num_visual)
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:

@@ -363,7 +363,7 @@ def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
 
 def is_even(row: dict[str, Any]) -> bool:
     """Whether the row's language model holds the same tokens in all layers: to such rows curves are fitted."""
-    return not issubclass(parse_method(row["method"]).kind, LayerPruner)
+    return not parse_method(row["method"]).kind.is_inside
 
 
 def even_rows(results: Results, path: str) -> list[dict[str, Any]]:

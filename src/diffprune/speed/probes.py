@@ -159,7 +159,7 @@ class EagerProbe:
 
     def __init__(self, vlm: PrunedVLM, batch: Batch) -> None:
         self.vlm, self.batch = vlm, batch
-        self.is_inside = isinstance(vlm.method, LayerPruner)
+        self.is_inside = vlm.method.is_inside
         self.cuts = TimedCuts(cast(LayerPruner, vlm.method)) if self.is_inside else None
         self.tokens = self._encode()
         self.counts = vlm.budget.counts(self.tokens.mask)
@@ -322,7 +322,7 @@ class FastProbe:
         self.vlm, self.batch = vlm, batch
         self.fast: Any = vlm.fast
         self.run = run = self.fast.prepare(batch)
-        self.is_inside = isinstance(vlm.method, LayerPruner)
+        self.is_inside = vlm.method.is_inside
         stages = ("encode", "prune", "splice", "prefill")
         for name in stages:  # each needs what the one before it left
             getattr(self.fast, name)(run)
