@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "fitting": {"backbones", "checkpoint", "methods", "registry", "tiles"},
     "model": {"backbones", "checkpoint", "decoding", "fast", "fitting", "losses", "methods", "ops", "restriction"}
     | {"tiles", "types"},
-    "scenes": {"evaluate", "results", "types"},
+    "scenes": {"backbones", "evaluate", "ops", "results", "types"},
     "scenes.oracle": {"methods", "registry", "types"},
     "scenes.world": {"results", "types"},
     "scenes.draw": {"results", "types"},

@@ -11,6 +11,8 @@ from diffprune.ops.greedy import (
 )
 from diffprune.ops.gumbel import gumbel_keep, gumbel_topk
 from diffprune.ops.hard_topk import hard_mask, hard_topk, take_tokens
+from diffprune.ops.padding import pad_rows
+from diffprune.ops.rotary import rotate
 from diffprune.ops.soft_topk import RESPONSES, Response, Temperature, soft_topk
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "hard_topk",
     "linear_gate",
     "log_weight",
+    "pad_rows",
+    "rotate",
     "scale_gate",
     "soft_topk",
     "sqrt_weight",
