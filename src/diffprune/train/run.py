@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from diffprune.backbones.base import Batch
-from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
 from diffprune.fitting import wrap_backbone
 from diffprune.methods.diffprune import DiffPrune
@@ -38,6 +37,7 @@ from diffprune.methods.options import build_method
 from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM
 from diffprune.results import write_text
+from diffprune.saving import CONFIG_FILE
 from diffprune.schedules import resolve_steps, tau_at
 from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
