@@ -11,6 +11,13 @@ import torch
 
 from tests.searching import load_profile
 
+try:
+    import diffprune_lab
+except ImportError:  # the library's own tests run without the lab
+    pass
+else:
+    diffprune_lab.join()
+
 load_profile()
 torch.set_num_threads(1)  # several test workers share few cores
 

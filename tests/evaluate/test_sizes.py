@@ -7,8 +7,8 @@ from diffprune.evaluate import native
 from diffprune.evaluate.native import Run, Throttle, answer, evaluate, open_gallery
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
-from diffprune.train.captions import item_regions
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.captions import item_regions
 from diffprune_lab.scenes.encode import encode_scenes, scene_images
 from diffprune_lab.scenes.oracle import items
 from diffprune_lab.scenes.pixels import takes_pixels

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from accelerate import Accelerator
 
 from diffprune.config import RunConfig, make_config, to_yaml
 from diffprune.model import PrunedVLM
-from diffprune.train.captions import caption_batch, train_on_captions
-from diffprune.train.data import open_feed
-from diffprune.train.run import Run, make_batch, prepare, train_pruner
+from diffprune.train.run import train_pruner
+from diffprune.train.sources import open_feed
+from diffprune.train.trainer import Trainer
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.captions import caption_batch, train_on_captions
 from diffprune_lab.scenes.sizes import picture_size
 from lab.tests import tiny_scenes
 from tests import tiny
@@ -35,14 +37,15 @@ def test_a_folder_s_own_sizes_are_trained_on(tmp_path: Path) -> None:
     train_pruner(config, tmp_path / "run", quiet=True)
     assert len(losses(tmp_path / "run")) == 2 and all(map(math.isfinite, losses(tmp_path / "run")))
     vlm = PrunedVLM.from_pretrained(tmp_path / "run")
-    sample = open_feed(config.data, config.seed).read(range(1), [0])[0]
-    assert prepare(vlm, [sample]).sizes == ((384, 384),)
-    assert prepare(vlm, [sample], sizes="fixed").sizes == ((192, 192),)
+    for sizes, side in ((None, 384), ("fixed", 192)):
+        feed = open_feed(replace(config.data, sizes=sizes), config.seed)
+        batch = feed.prepare(vlm, [feed.read(range(1), [0])[0]])
+        assert batch is not None and batch.sizes == ((side, side),)
 
 
 def test_pictures_of_varying_size_train_with_a_budget_of_each_one_s_own(tmp_path: Path) -> None:
     config = config_for("none", "qwen2_5_vl", sizes="varying")
-    run = Run(config, tmp_path, Accelerator(), frozen=(*tiny.build("qwen2_5_vl"), "tiny"))
+    run = Trainer(config, tmp_path, Accelerator(), frozen=(*tiny.build("qwen2_5_vl"), "tiny"))
     run.begin()
     before = run.vlm.method.scorer.head.weight.clone()
     parts = run.read(0)
@@ -94,9 +97,10 @@ def test_sizes_are_read_and_written() -> None:
 
 def test_scenes_of_the_model_s_own_size_are_drawn_where_it_runs() -> None:
     vlm = tiny_scenes.pruned("diffprune", 8)
-    feed = open_feed(config_for("none", "llava").data, 0)
+    config = config_for("none", "llava")
+    feed = open_feed(config.data, 0)
     samples = list(feed.read(range(2), [0, 1]).values())
-    assert prepare(vlm, samples) is None
-    batch, tokens = make_batch(vlm, samples, sizes="varying")
+    assert feed.prepare(vlm, samples) is None
+    batch, tokens = open_feed(replace(config.data, sizes="varying"), 0).encode(vlm, samples)
     assert batch.sizes == tuple(picture_size(sample.picture, "varying")[::-1] for sample in samples)
     assert tokens.x.shape[1] == tiny_scenes.NUM_VISUAL

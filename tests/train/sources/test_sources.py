@@ -11,9 +11,12 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
+from diffprune import doors
 from diffprune.config import DataConfig
-from diffprune.train.data import Broken, Feed, Sample, StreamFeed, choose_rows, open_feed
-from diffprune_lab.scenes import Scene
+from diffprune.train.feed import Broken, Feed, Sample
+from diffprune.train.sources import open_feed
+from diffprune.train.sources.stream import StreamFeed
+from diffprune.train.sources.table import choose_rows
 from tests import tiny
 from tests.train import runs
 
@@ -174,15 +177,13 @@ def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.Mo
         open_feed(DataConfig(name="somebody/pictures", caption="text"), 42)
 
 
-def test_scenes_never_end_and_validation_has_scenes_of_its_own_split() -> None:
-    feed = open_feed(DataConfig(validation=3), 42)
-    assert feed.per_epoch is None
-    first, other = read_all(feed, 0, 3), read_all(open_feed(DataConfig(validation=3), 1), 0, 3)
-    pictures = [sample.picture for sample in first]
-    assert all(isinstance(picture, Scene) and picture.split == "train" for picture in pictures)
-    assert len({sample.id for sample in [*first, *other]}) == 6
-    assert [sample.picture.split for sample in feed.validation()] == ["validation"] * 3
-    assert read_all(feed, 1, 3) == first[1:]
+def test_a_source_of_another_package_is_found_by_its_name_before_any_folder(tmp_path: Path, monkeypatch) -> None:
+    doors.join(doors.DATA, "endless", "tests.train.runs:Endless")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "endless").mkdir()
+    feed = open_feed(DataConfig(name="endless", validation=3), 7)
+    assert isinstance(feed, runs.Endless) and (feed.seed, feed.per_epoch) == (7, None)
+    assert len(feed.validation()) == 3
 
 
 @pytest.mark.parametrize(
