@@ -42,6 +42,13 @@ def save_pictures(folder: Path, count: int = 24) -> Path:
     return folder
 
 
+def save_both(folder: Path) -> Path:
+    """A folder with a tiny model and with pictures that have captions."""
+    save_model(folder / "model")
+    save_pictures(folder / "data")
+    return folder
+
+
 class Endless(Feed):
     """Pictures without end, as another package may bring them by `diffprune.data`."""
 

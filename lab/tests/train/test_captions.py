@@ -59,7 +59,7 @@ def test_the_scorer_learns_and_the_model_does_not(options: dict[str, str]) -> No
 
 
 def test_tokens_of_negligible_weight_may_leave_the_sequence() -> None:
-    vlm = tiny_scenes.pruned("diffprune")
+    vlm = tiny_scenes.pruned("diffprune", standardise=False)  # logits as far apart as they are drawn
     torch.manual_seed(0)
     torch.nn.init.normal_(vlm.method.scorer.head.weight, std=30.0)
     lengths: list[int] = []
