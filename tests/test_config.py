@@ -99,9 +99,7 @@ def test_settings_that_are_gone_are_read_where_they_did_nothing_and_refused_wher
     """A run.yaml of an earlier version names them all."""
     old = {**MINIMAL, "hardness": 0.0, "hardness_ramp": 1.0}
     assert make_config(old) == make_config(MINIMAL) and differences(make_config(old), make_config(MINIMAL)) == []
-    with pytest.raises(
-        ValueError, match=r"^hardness is 2\.0: the hardness loss is no longer there .*; set it to 0"
-    ):
+    with pytest.raises(ValueError, match=r"^hardness is 2\.0: the hardness loss is no longer there .*; set it to 0"):
         make_config({**old, "hardness": 2.0})
 
 

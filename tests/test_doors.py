@@ -123,3 +123,10 @@ def test_one_name_imports_one_file():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr + run.stdout
+
+
+def test_a_name_that_moved_to_a_package_that_is_not_there_says_so(door):
+    import diffprune as dp
+
+    with pytest.raises(AttributeError, match="PrunedClassifier has moved to the lab"):
+        _ = dp.PrunedClassifier

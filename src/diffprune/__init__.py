@@ -51,7 +51,26 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     if name in _PACKAGES:
         return importlib.import_module(f"diffprune.{name}")
+    if name in _LEFT:
+        return _from_elsewhere(name)
     raise AttributeError(f"module 'diffprune' has no attribute {name!r}")
+
+
+# Public names that moved to another package, which brings them back by the entry-point group `diffprune.moved`; for one
+# release.
+_LEFT = ("PrunedClassifier",)
+
+
+def _from_elsewhere(name: str) -> Any:
+    import warnings
+
+    from diffprune import doors
+
+    found = doors.load(doors.MOVED, name)
+    if found is None:
+        raise AttributeError(f"{name} has moved to the lab, which is not installed here: pip install -e . -e lab")
+    warnings.warn(f"diffprune.{name} has moved to {found.__module__}", DeprecationWarning, stacklevel=3)
+    return found
 
 
 def __dir__() -> list[str]:

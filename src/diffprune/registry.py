@@ -118,8 +118,4 @@ BACKBONES: Registry[type] = Registry(
     door=doors.BACKBONES,
     shared=frozenset({"base", "prompts", "splice", "processors", "tiles"}),
 )
-
-
-def register(*names: str) -> Callable[[T], T]:
-    """Class decorator: makes a pruning method known under each name, as `METHODS.register` does."""
-    return METHODS.register(*names)
+register = METHODS.register  # public as `dp.register`: a pruning method of one's own

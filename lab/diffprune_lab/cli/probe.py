@@ -134,7 +134,7 @@ def command(
     """
     import torch
 
-    from diffprune.cli.eval import _seed
+    from diffprune.evaluate.pruners import parse_seeds
     from diffprune_lab.probes.bench import SIZES, Bench
     from diffprune_lab.probes.deit import WIDTHS
     from diffprune_lab.probes.run import ON_BACKBONES, probe_module, run_probes
@@ -183,7 +183,7 @@ def command(
         labels=labels,
         bridge=bridge,
     )
-    drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
+    drawn = tuple(parse_seeds(seeds or SEEDS))
     require_steps(len(drawn), settings.steps)
     drawn = drawn[:1] if size == "tiny" else drawn
     if minutes is not None and not (minutes > 0 and 0 < train_share < 1):
@@ -330,7 +330,7 @@ def _scaling(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from diffprune.cli.eval import _seed
+    from diffprune.evaluate.pruners import parse_seeds
     from diffprune.methods.named import split_methods
     from diffprune_lab.probes import scaling
 
@@ -342,7 +342,7 @@ def _scaling(
         if name not in scaling.BACKBONES:
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
     chosen = scaling.check_methods(split_methods(methods) if methods else scaling.METHODS[size])
-    drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
+    drawn = parse_seeds(seeds) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn
     settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)
     require_steps(len(drawn), settings.steps)

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffprune.config import RunConfig
+from diffprune.evaluate.throttled import load_throttled, run_config
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
@@ -26,7 +27,6 @@ from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement
 from diffprune.train.feed import Feed
 from diffprune.train.sampler import noise_generator
 from diffprune.train.sources import open_feed
-from diffprune.train.throttled import load_throttled, run_config
 from diffprune_lab.probes.figures import COLOURS, figure
 from diffprune_lab.probes.store import Row, interval, rounded
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from diffprune.rng import Rng
 from diffprune_lab.scenes import supervision, turns
 from diffprune_lab.scenes.draw import pack, render
-from diffprune_lab.scenes.tasks import DEFAULT_WEIGHTS, TASKS, training_turns_by_kind
+from diffprune_lab.scenes.tasks import TASKS
+from diffprune_lab.scenes.training_turns import DEFAULT_WEIGHTS, training_turns_by_kind
 from diffprune_lab.scenes.world import Scene, make_scene
 
 SLOTS = 246  # text tokens for each picture; with the two in front of the picture a multiple of 8, which attention likes

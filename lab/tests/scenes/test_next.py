@@ -13,7 +13,7 @@ from diffprune.rng import Rng
 from diffprune_lab.scenes import feed, package, passes, prefixes, reference, turns
 from diffprune_lab.scenes import next as llava_next
 from diffprune_lab.scenes.sizes import model_sizes, resize
-from diffprune_lab.scenes.tasks import training_turns_by_kind
+from diffprune_lab.scenes.training_turns import training_turns_by_kind
 from diffprune_lab.scenes.world import make_scene
 from lab.tests.tiny_scenes import THREE_BLOCKS as TINY
 

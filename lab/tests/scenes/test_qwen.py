@@ -18,7 +18,7 @@ from diffprune_lab.scenes.pretrain import Clock, Settings
 from diffprune_lab.scenes.qwen import passes, pretrain, supervision
 from diffprune_lab.scenes.qwen import reference as qwen
 from diffprune_lab.scenes.sizes import draw_sized, model_sizes, picture_size
-from diffprune_lab.scenes.tasks import training_turns_by_kind
+from diffprune_lab.scenes.training_turns import training_turns_by_kind
 from diffprune_lab.scenes.world import make_scene
 
 CPU = torch.device("cpu")

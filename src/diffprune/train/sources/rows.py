@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from diffprune.backbones.images import open_image
+from diffprune.backbones.processors import open_image
 from diffprune.config import DataConfig
 from diffprune.train.feed import Broken, Sample
 
