@@ -13,8 +13,8 @@ from diffprune.config import (
     parse_override,
     to_yaml,
 )
-from diffprune.methods.base import build_method
 from diffprune.methods.diffprune import DiffPruneOptions
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES, METHODS
 from tests import tiny

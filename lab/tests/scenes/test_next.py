@@ -8,6 +8,7 @@ from PIL import Image
 from torch.nn import functional
 
 from diffprune.loading import load_base
+from diffprune.methods.base import take
 from diffprune.model import PrunedVLM
 from diffprune.rng import Rng
 from diffprune_lab.scenes import feed, package, passes, prefixes, reference, turns
@@ -225,7 +226,7 @@ def test_the_loss_with_some_tokens_is_that_of_the_pruned_path(model, processor, 
         assert tokens is not None
         features = tokens.x if features is None else features
         with torch.no_grad():
-            lm = vlm.splice_kept(prepared, tokens, kept)
+            lm = vlm.splice(prepared, tokens, take(tokens, kept))
             logits = vlm.backbone.logits(lm)
             _, guesses, layout = llava_next.answer_loss(model, features, kept, batch, start, side=SIDE)
             assert lm.labels is not None

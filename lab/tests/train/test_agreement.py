@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diffprune.config import make_config
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.train.agreement import Captions, agreement, correlation, random_rankings
 from diffprune.train.frozen import load_frozen

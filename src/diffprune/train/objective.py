@@ -60,19 +60,20 @@ class Objective(nn.Module):
         if how == "hard":
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         if how == "random":
-            lm = vlm.splice_kept(batch, tokens, Random().select(tokens, counts))
-            return vlm.answer_loss(lm, num_targets), num_targets * 0
+            lm = vlm.splice(batch, tokens, Random().deploy(tokens, counts))
+            return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
             tokens = replace(tokens, regions=self.feed.regions(vlm, tokens, samples))
-        loss, alpha = vlm.learn(
+        loss, alpha = vlm.loss(
             batch,
-            tokens,
+            tokens=tokens,
             tau=tau,
             keep=counts,
             generator=noise,
             num_targets=num_targets,
             remove_below=config.remove_below,
+            return_alpha=True,
         )
         return loss, (alpha.detach() * (1 - alpha.detach())).sum().float()
 

@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from diffprune.backbones.base import Batch
 from diffprune.config import STARTS, RunConfig
-from diffprune.methods.base import SelfTaughtPruner, build_method
+from diffprune.fitting import wrap_backbone
 from diffprune.methods.diffprune import DiffPrune
-from diffprune.model import PrunedVLM, wrap_backbone
+from diffprune.methods.options import build_method
+from diffprune.model import PrunedVLM
 from diffprune.schedules import Schedule, resolve_steps
 from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.checkpointing import (
@@ -87,8 +88,7 @@ class Trainer:
         self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
         if not self.vlm.method.trained:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
-        if isinstance(self.vlm.method, SelfTaughtPruner):
-            self.vlm.method.start_training()
+        self.vlm.method.start_training()
         if config.tau.start == "auto":
             self._check_auto()
         self.feed: Feed = open_feed(config.data, config.seed)

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.backbones import decoder
-from diffprune.backbones.decoder import Stream, leave
-from diffprune.methods.base import Card, Cut, LayerPruner, LayerState, build_method
+from diffprune.inside import loop
+from diffprune.inside.state import Cut, LayerState
+from diffprune.inside.stream import Stream, drop
+from diffprune.methods.base import Card, LayerPruner
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.types import LMInputs
 from tests import tiny
-from tests.contracts.vlm import pruned
+from tests.contracts.vlm import pruned, splice_all
 
 FAMILIES = ["llava", "llava_next", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "paligemma", "internvl"]
 QUESTIONS = ["what is it?", "where is the small red thing, please?"]
@@ -52,9 +54,9 @@ def spied(vlm: PrunedVLM, spy: Spy, texts: list[str], images: list[Any]) -> tupl
     batch = vlm.prepare(images, texts)
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm = vlm.splice_all(batch, tokens)
+    lm = splice_all(vlm, batch, tokens)
     with torch.no_grad():
-        _, cache = decoder.prefill(vlm.backbone, lm, spy, vlm._prompt_counts(batch, tokens, None))
+        _, cache = loop.prefill(vlm.backbone, lm, spy, vlm.prompt_counts(batch, vlm.counts(tokens)))
     return spy.states[0], lm, cache
 
 
@@ -116,9 +118,9 @@ def test_the_instruction_is_the_text_behind_the_last_picture_and_no_answer() -> 
     batch = vlm.prepare([two_pictures()], [text], answers=["the left"], chat=False)
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm = vlm.splice_all(batch, tokens)
+    lm = splice_all(vlm, batch, tokens)
     with torch.no_grad():
-        decoder.prefill(vlm.backbone, lm, spy, vlm._prompt_counts(batch, tokens, None))
+        loop.prefill(vlm.backbone, lm, spy, vlm.prompt_counts(batch, vlm.counts(tokens)))
     (state,) = spy.states
     words = lm.input_ids.gather(1, state.source)[state.instruction]  # type: ignore[arg-type]
     assert vlm.backbone.tokenizer.decode(words) == "which one?"
@@ -133,7 +135,7 @@ def test_a_picture_at_the_end_of_the_prompt_is_asked_by_its_last_column() -> Non
     tokens = vlm.encode(batch)
     assert tokens is not None
     with torch.no_grad():
-        decoder.prefill(vlm.backbone, vlm.splice_all(batch, tokens), spy, tokens.counts)
+        loop.prefill(vlm.backbone, splice_all(vlm, batch, tokens), spy, tokens.counts)
     assert spy.states[0].instruction.nonzero().tolist() == [[0, int(spy.states[0].last[0])]]
     assert vlm.generate(two_pictures()[:1], prompt, chat=False, max_new_tokens=2, return_ids=True).shape == (1, 2)
 
@@ -161,7 +163,7 @@ VISUAL = torch.tensor([[1, 2, 3], [1, 2, -1]])
 
 
 def test_a_cut_takes_everything_that_belongs_to_a_token_with_it() -> None:
-    short = leave(stream(), VISUAL, Cut(torch.tensor([[0, 2], [1, -1]])))
+    short = drop(stream(), VISUAL, Cut(torch.tensor([[0, 2], [1, -1]])))
     assert short.source.tolist() == [[0, 1, 3, 4, 5], [0, 2, 3, 4, 1]] and not short.valid[1, 4]
     real = short.valid
     assert (short.positions - 10)[real].tolist() == short.source[real].tolist()
@@ -172,17 +174,17 @@ def test_a_cut_takes_everything_that_belongs_to_a_token_with_it() -> None:
 
 def test_a_cut_may_change_order_and_content_of_what_stays() -> None:
     new = torch.tensor([[[50.0], [60.0]], [[70.0], [0.0]]])
-    short = leave(stream(), VISUAL, Cut(torch.tensor([[2, 0], [0, -1]]), new))
+    short = drop(stream(), VISUAL, Cut(torch.tensor([[2, 0], [0, -1]]), new))
     assert short.hidden[0, :, 0].tolist() == [0, 50, 60, 4, 5]
     assert short.source[0].tolist() == [0, 3, 1, 4, 5]
     assert short.hidden[1, :4, 0].tolist() == [6, 70, 9, 10]
 
 
 def test_packed_positions_count_on_from_the_first() -> None:
-    short = leave(stream(), VISUAL, Cut(torch.tensor([[2], [0]]))).packed()
+    short = drop(stream(), VISUAL, Cut(torch.tensor([[2], [0]]))).packed()
     assert short.positions[0].tolist() == [10, 11, 12, 13]
     assert short.segment(range(3)).next_position.tolist() == [[14], [14]]
-    assert leave(stream(), VISUAL, Cut(torch.tensor([[2], [0]]))).segment(range(3)).next_position.tolist() == [
+    assert drop(stream(), VISUAL, Cut(torch.tensor([[2], [0]]))).segment(range(3)).next_position.tolist() == [
         [16],
         [15],
     ]
@@ -218,14 +220,14 @@ def test_what_a_release_does_decodes_as_it_recomputes(
     whole = vlm.prepare(two_pictures()[:1], QUESTIONS[:1], answers=["red"])
     tokens = vlm.encode(batch)
     assert tokens is not None and isinstance(method, LayerPruner)
-    k = vlm._prompt_counts(batch, tokens, None)
+    k = vlm.prompt_counts(batch, vlm.counts(tokens))
     with torch.no_grad():
-        state, cache = decoder.prefill(vlm.backbone, vlm.splice_all(batch, tokens), method, k)
+        state, cache = loop.prefill(vlm.backbone, splice_all(vlm, batch, tokens), method, k)
         lengths = cache.lengths()
         assert lengths[0] > lengths[-1]
         for token in vlm.backbone._answer_ids("red"):
-            state = decoder.step(vlm.backbone, vlm.base.get_input_embeddings()(torch.tensor([[token]])), cache)
-        full, _ = decoder.prefill(vlm.backbone, vlm.splice_all(whole, tokens), method, k)
+            state = loop.step(vlm.backbone, vlm.base.get_input_embeddings()(torch.tensor([[token]])), cache)
+        full, _ = loop.prefill(vlm.backbone, splice_all(vlm, whole, tokens), method, k)
     assert (state - full).abs().max() < 1e-4
 
 

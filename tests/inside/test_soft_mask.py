@@ -1,4 +1,4 @@
-"""Hearing less of a token in training: attention as a product, its gradient, and what a glimpse token may touch."""
+"""Soft masks in training: attention as a product, its gradient, and what a glimpse token may touch."""
 
 import copy
 import dataclasses
@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from diffprune.backbones import decoder
-from diffprune.backbones.decoder import Stream
-from diffprune.backbones.listening import hearing_mask, listen, multiply_at
+from diffprune.inside import loop
+from diffprune.inside.layers import attention_mask
+from diffprune.inside.loop import masked_states, multiply_at
+from diffprune.inside.stream import Stream
 from diffprune.methods.base import Card, LayerPruner
 from diffprune.model import PrunedVLM
 from diffprune.train.frozen import recomputing
 from tests import tiny
-from tests.contracts.vlm import pruned
+from tests.contracts.vlm import pruned, splice_all, throttle
 
 
 def stream(width: int = 4, **changes: Any) -> Stream:
@@ -32,41 +33,41 @@ def stream(width: int = 4, **changes: Any) -> Stream:
     return dataclasses.replace(plain, **changes)
 
 
-def by_product(logits: torch.Tensor, heard: torch.Tensor) -> torch.Tensor:
+def by_product(logits: torch.Tensor, soft_mask: torch.Tensor) -> torch.Tensor:
     """DynamicViT's attention, word for word: exp(logit) times the weight of the key, 1 for the token itself."""
-    counted = torch.where(torch.eye(4, dtype=torch.bool), 1.0, heard[:, None]) * torch.ones(4, 4).tril()
+    counted = torch.where(torch.eye(4, dtype=torch.bool), 1.0, soft_mask[:, None]) * torch.ones(4, 4).tril()
     weights = logits.exp() * counted
     return weights / weights.sum(-1, keepdim=True)
 
 
-def test_attention_counts_a_token_as_often_as_it_is_heard() -> None:
+def test_attention_counts_a_token_by_its_soft_mask() -> None:
     logits = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for given in ([1.0, 1.0, 1.0, 1.0], [1.0, 0.3, 0.7, 1.0], [1.0, 0.0, 1.0, 1.0]):
-        heard = torch.tensor([given], dtype=torch.float64)
-        mask = hearing_mask(None, stream(), heard)
+        soft_mask = torch.tensor([given], dtype=torch.float64)
+        mask = attention_mask(None, stream(), soft_mask)
         assert mask is not None
         ours = (logits + mask[:, 0]).softmax(-1)
-        torch.testing.assert_close(ours, by_product(logits, heard), rtol=1e-5, atol=5e-6)
+        torch.testing.assert_close(ours, by_product(logits, soft_mask), rtol=1e-5, atol=5e-6)
 
 
-def test_a_token_that_nobody_hears_still_has_the_gradient_of_the_product() -> None:
+def test_a_token_that_is_masked_for_all_still_has_the_gradient_of_the_product() -> None:
     logits = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     values = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     grads = []
     for attention in (
-        lambda heard: (logits + hearing_mask(None, stream(), heard)[:, 0]).softmax(-1),  # type: ignore[index]
-        lambda heard: by_product(logits, heard),
+        lambda soft_mask: (logits + attention_mask(None, stream(), soft_mask)[:, 0]).softmax(-1),  # type: ignore[index]
+        lambda soft_mask: by_product(logits, soft_mask),
     ):
-        heard = torch.tensor([[1.0, 0.0, 1.0, 1.0]], dtype=torch.float64, requires_grad=True)
-        (attention(heard) * values).sum().backward()
-        grads.append(heard.grad)
+        soft_mask = torch.tensor([[1.0, 0.0, 1.0, 1.0]], dtype=torch.float64, requires_grad=True)
+        (attention(soft_mask) * values).sum().backward()
+        grads.append(soft_mask.grad)
     assert grads[1][0, 1].abs() > 1e-2
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-4)
 
 
-def test_padding_is_never_heard_and_both_directions_stay_open_where_they_were() -> None:
+def test_padding_stays_masked_and_both_directions_stay_open_where_they_were() -> None:
     some = stream(valid=torch.tensor([[True, True, True, False]]), two_way=torch.tensor([[True, True, False, False]]))
-    mask = hearing_mask(None, some, torch.tensor([[1.0, 0.5, 1.0, 1.0]], dtype=torch.float64))
+    mask = attention_mask(None, some, torch.tensor([[1.0, 0.5, 1.0, 1.0]], dtype=torch.float64))
     assert mask is not None
     open_to = mask[0, 0] > -100
     assert open_to[:3, 3].tolist() == [False] * 3
@@ -103,7 +104,7 @@ class Glimpses(LayerPruner):
         return torch.where(places < k[:, None], places, -1)
 
 
-def test_nothing_of_a_prompt_hears_the_token_that_glimpses_at_it() -> None:
+def test_nothing_of_a_prompt_attends_to_the_token_that_glimpses_at_it() -> None:
     texts, images = ["what is it?", "where is the small one?"], [tiny.picture(1), tiny.picture(2)]
     found = []
     for loud in (0.1, 5.0):
@@ -111,9 +112,9 @@ def test_nothing_of_a_prompt_hears_the_token_that_glimpses_at_it() -> None:
         batch = vlm.prepare(images, texts)
         tokens = vlm.encode(batch)
         assert tokens is not None
-        lm = vlm.splice_all(batch, tokens)
+        lm = splice_all(vlm, batch, tokens)
         with torch.no_grad():
-            found.append(decoder.prefill(vlm.backbone, lm, vlm.method, torch.tensor([5, 5])))  # type: ignore[arg-type]
+            found.append(loop.prefill(vlm.backbone, lm, vlm.method, torch.tensor([5, 5])))  # type: ignore[arg-type]
         state = vlm.method.state  # type: ignore[union-attr]
         own = state.hidden[torch.arange(2), state.last]
         assert state.last.tolist() == lm.attention_mask.sum(-1).tolist()  # one column behind the prompt
@@ -132,9 +133,11 @@ def test_hidden_tokens_are_not_generated_from() -> None:
     batch = vlm.prepare([tiny.picture(1)], ["what?"])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm, restricted = vlm.throttle(batch, tokens, keep=4)
-    assert lm.heard is not None and restricted.heard is not None
-    assert lm.heard[lm.visual].tolist() == restricted.heard[0].tolist() and (lm.heard[~lm.visual] == 1).all()
+    lm, restricted = throttle(vlm, batch, tokens, keep=4)
+    assert lm.soft_mask is not None and restricted.soft_mask is not None
+    assert (
+        lm.soft_mask[lm.visual].tolist() == restricted.soft_mask[0].tolist() and (lm.soft_mask[~lm.visual] == 1).all()
+    )
     with pytest.raises(ValueError, match="for training; generate drops them"):
         vlm.backbone.generate(lm, max_new_tokens=1)
 
@@ -144,9 +147,9 @@ def test_what_follows_each_column_is_its_target_with_padding_on_either_side() ->
     batch = vlm.prepare([tiny.picture(1), tiny.picture(2)], ["what?", "a longer one, is it?"], ["red", "to the left"])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lesson = listen(vlm.backbone, vlm.splice_all(batch, tokens))
+    states = masked_states(vlm.backbone, splice_all(vlm, batch, tokens))
     for row, answer in enumerate(("red", "to the left")):
-        said = lesson.targets[row][lesson.targets[row] != -100]
+        said = states.targets[row][states.targets[row] != -100]
         assert said.tolist() == vlm.backbone._answer_ids(answer)
 
 
@@ -180,19 +183,19 @@ def test_a_bias_with_a_gradient_meets_queries_with_one_and_no_kernel_of_cudnn(mo
             assert all(parameter.grad is None for parameter in vlm.base.parameters())
 
 
-def test_the_gradient_of_what_is_heard_does_not_hang_on_the_tokens_own() -> None:
+def test_the_gradient_of_a_soft_mask_does_not_depend_on_the_tokens_having_one() -> None:
     grads = []
     for learns in (False, True):
         vlm = pruned("llava")
         batch = vlm.prepare([tiny.picture(1)], ["what?"], ["red"])
         tokens = vlm.encode(batch)
         assert tokens is not None
-        lm = vlm.splice_all(batch, tokens)
-        heard = torch.where(lm.visual, 0.4, 1.0).requires_grad_()
+        lm = splice_all(vlm, batch, tokens)
+        soft_mask = torch.where(lm.visual, 0.4, 1.0).requires_grad_()
         embeds = lm.inputs_embeds.detach().requires_grad_(learns)
-        lesson = listen(vlm.backbone, dataclasses.replace(lm, heard=heard, inputs_embeds=embeds))
-        lesson.hidden.square().sum().backward()
-        grads.append(heard.grad)
+        states = masked_states(vlm.backbone, dataclasses.replace(lm, soft_mask=soft_mask, inputs_embeds=embeds))
+        states.hidden.square().sum().backward()
+        grads.append(soft_mask.grad)
     assert grads[0].abs().max() > 0
     torch.testing.assert_close(grads[0], grads[1])
 
@@ -201,7 +204,7 @@ def test_the_gradient_of_what_is_heard_does_not_hang_on_the_tokens_own() -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-3), (torch.bfloat16, 0.1)])
 @pytest.mark.parametrize("again", [False, True])
-def test_what_is_heard_has_its_gradient_on_a_gpu(dtype: torch.dtype, tolerance: float, again: bool) -> None:
+def test_a_soft_mask_has_its_gradient_on_a_gpu(dtype: torch.dtype, tolerance: float, again: bool) -> None:
     grads = []
     for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
         model, processor = tiny.build("llava")
@@ -209,13 +212,13 @@ def test_what_is_heard_has_its_gradient_on_a_gpu(dtype: torch.dtype, tolerance: 
         batch = vlm.prepare([tiny.picture(1)], ["what?"], ["red"])
         tokens = vlm.encode(batch)
         assert tokens is not None
-        lm = vlm.splice_all(batch, tokens)
-        heard = torch.where(lm.visual, 0.4, 1.0).requires_grad_()
+        lm = splice_all(vlm, batch, tokens)
+        soft_mask = torch.where(lm.visual, 0.4, 1.0).requires_grad_()
         with recomputing(vlm.backbone, enabled=again):
-            lesson = listen(vlm.backbone, dataclasses.replace(lm, heard=heard))
-            lesson.hidden[:, -1, :4].float().sum().backward()  # not of all: their square mean is 1
-        assert heard.grad is not None
-        grads.append(heard.grad.cpu())
+            states = masked_states(vlm.backbone, dataclasses.replace(lm, soft_mask=soft_mask))
+            states.hidden[:, -1, :4].float().sum().backward()  # not of all: their square mean is 1
+        assert soft_mask.grad is not None
+        grads.append(soft_mask.grad.cpu())
     scale = grads[0].abs().max().item()
     assert scale > 0
     torch.testing.assert_close(grads[1], grads[0], rtol=0.0, atol=tolerance * scale)

@@ -8,13 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Generators
 from diffprune.nn.blocks import zero_padding
 from diffprune.nn.scorer import exact_linear
 from diffprune.ops import gumbel_keep
-from diffprune.ops.noise import draw_gumbel
-
-# This file holds shared parts and registers no method of its own.
+from diffprune.ops.noise import Generators, draw_gumbel
 
 
 class KeepHead(nn.Module):

@@ -1,4 +1,4 @@
-"""Budgets split over groups of tokens, and the tokens that fill them. Shared by methods; registers none."""
+"""Budgets split over groups of tokens, and the tokens that fill them."""
 
 import torch
 from jaxtyping import Bool, Float, Int

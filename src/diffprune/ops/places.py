@@ -6,8 +6,6 @@ from torch import Tensor
 
 from diffprune.types import Origin
 
-# This file holds shared parts and registers no method of its own.
-
 
 def grid_places(origin: Origin) -> Int[Tensor, "B M 2"]:
     """(row, column) of each token on its image's grid, in raster order; 0 at padding.
@@ -26,5 +24,6 @@ def grid_places(origin: Origin) -> Int[Tensor, "B M 2"]:
 def encoder_features(origin: Origin, width: int) -> Float[Tensor, "B M W"]:
     """The encoder's features of each token in float32, the mean of its patches of that width; 0 at padding."""
     tokens = origin.tokens
-    units = tokens.x.flatten(0, 1)[origin.index.clamp_min(0)].float().unflatten(-1, (-1, width)).mean(-2)
+    taken = tokens.x.flatten(0, 1)[origin.index.clamp_min(0)].float()  # [B, M, D]
+    units = taken.reshape(*taken.shape[:-1], -1, width).mean(-2)
     return units.masked_fill((origin.index < 0)[..., None], 0.0)

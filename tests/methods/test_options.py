@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from diffprune.methods.named import parse_method, read_value, split_methods
+from diffprune.methods.options import parse_method, read_value, split_methods
 from diffprune.registry import METHODS
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from diffprune.ops import hard_topk, rotate, take_tokens
 
-# This file holds shared parts and registers no method of its own.
-
 Tables = tuple[Float[Tensor, "B T E"], Float[Tensor, "B T E"]]  # cosines and sines of every position
 
 

@@ -1,4 +1,7 @@
-"""Eigenvectors of small symmetric matrices in a fixed number of steps, for which nothing waits. Registers no method."""
+"""Eigenvectors of small symmetric matrices in a fixed number of steps, for which nothing waits."""
+
+# torch.linalg has no types.
+# pyright: basic
 
 import torch
 from jaxtyping import Float64

@@ -7,8 +7,6 @@ the first cut included; published tables mix both.
 import math
 from collections.abc import Sequence
 
-# This file holds shared parts and registers no method of its own.
-
 Stages = dict[int, int]  # visual tokens left from that layer on
 
 RELEASE_DEPTH = 32  # decoder layers of the models the releases name their layers for

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffprune.methods.jacobi import jacobi_eigenvectors
+from diffprune.ops.jacobi import jacobi_eigenvectors
 
 
 def sorted_by_iteration(spectrum: torch.Tensor, seed: int) -> torch.Tensor:

@@ -1,64 +1,16 @@
-"""The parts several methods share: similarity, walks, quotas. And what those methods promise beyond the contract."""
+"""What methods that rank by attention or merge promise beyond the contract."""
 
 import dataclasses
 
 import pytest
 import torch
 
+from diffprune.methods._key_metric import key_metric
 from diffprune.methods.base import MergingPruner
-from diffprune.methods.quotas import fill_up, heaviest, take_quota
-from diffprune.methods.similarity import descending, key_metric, pack, raster, walk
-from diffprune.ops import cosine_matrix
 from diffprune.types import VisualTokens
 from tests.methods.examples import SPEC, kept, make_method, make_tokens, one_image
 
 NAMES = ("visionzip", "holov", "prunesid", "vispruner", "agilepruner", "fastervlm", "tome", "average_pool")
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_walk_decided_at_once_is_the_walk_token_by_token(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.arange(40) < torch.tensor([40, 25])[:, None]
-    similarity = cosine_matrix(torch.randn(2, 40, 3, generator=generator))
-
-    def limit(number: torch.Tensor) -> torch.Tensor:
-        return 1 - number * 0.02
-
-    alive = walk(similarity, mask, limit)
-    for row, count in enumerate((40, 25)):
-        survivors: list[int] = []
-        for token in range(count):
-            if all(similarity[row, token, other] <= 1 - (n + 1) * 0.02 for n, other in enumerate(survivors)):
-                survivors.append(token)
-        assert alive[row].nonzero()[:, 0].tolist() == survivors
-        assert 1 < len(survivors) < count
-
-
-def test_equal_values_go_by_index_and_padding_goes_last() -> None:
-    mask = torch.tensor([[True, True, False, True]])
-    assert descending(torch.tensor([[1.0, 2.0, 9.0, 2.0]]), mask).tolist() == [[1, 3, 0, 2]]
-
-
-def test_packing_keeps_the_order_and_raster_sorts() -> None:
-    packed = pack(torch.tensor([[5, 2, 7], [1, 0, 3]]), torch.tensor([[True, False, True], [False, True, False]]), 2)
-    assert packed.tolist() == [[5, 7], [0, -1]]
-    assert raster(torch.tensor([[7, -1, 5]])).tolist() == [[5, 7, -1]]
-
-
-def test_missing_quota_goes_to_the_heaviest_group_with_room() -> None:
-    quota = fill_up(
-        torch.tensor([[1, 1, 1]]),
-        torch.tensor([[4, 2, 3]]),
-        heaviest(torch.tensor([[1.0, 3.0, 2.0]])),
-        torch.tensor([6]),
-    )
-    assert quota.tolist() == [[1, 2, 3]]
-
-
-def test_each_group_gives_its_best() -> None:
-    group, rank = torch.tensor([[1, 0, 1, 0, 1, 0]]), torch.tensor([[4, 3, 0, 1, 2, 0]])
-    mask = torch.arange(6)[None] < 5
-    assert take_quota(group, rank, torch.tensor([[1, 2]]), mask).tolist() == [[3, -1, 2, 4, -1, -1]]
 
 
 def test_keys_as_wide_as_the_block_are_averaged_over_its_heads() -> None:

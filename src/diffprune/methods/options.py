@@ -4,18 +4,19 @@ Several are separated by commas, options by semicolons, the numbers of a list by
 shell must be given all of it in quotes.
 """
 
+import dataclasses
+import difflib
+import inspect
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diffprune.methods.base import Pruner, build_method, make_options
+from diffprune.methods.base import Pruner
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.registry import METHODS
-
-# This file holds shared parts and registers no method of its own.
 
 FORM = "write NAME, or with options NAME[OPTION=VALUE;OPTION=VALUE]"
 
@@ -42,6 +43,48 @@ class NamedMethod:
     def build(self, *, block: BlockSpec | None = None, language: LanguageSpec | None = None, **more: Any) -> Pruner:
         """The method itself; `more` are options that give way to those of the text."""
         return build_method(self.name, block=block, language=language, **(more | self.options))
+
+
+def require_weights(name: str) -> None:
+    """An error for a learned method that is asked for by name alone: its scorer would be at its random start."""
+    if METHODS.get(name).trained:
+        raise ValueError(f"method {name!r} is learned and needs weights; give a saved one with --pruner")
+
+
+def build_method(
+    name: str, *, block: BlockSpec | None = None, language: LanguageSpec | None = None, **options: Any
+) -> Pruner:
+    """The method of that name, with its options checked against its own dataclass.
+
+    Args:
+        block: The kind of block the vision tower is made of, for methods that learn.
+        language: The sizes of the language model, for methods that learn inside it.
+        options: Of the method; `native`, whether it does as its release does, is taken by all: one without such an
+            option has a single behaviour.
+    """
+    cls = METHODS.get(name)
+    made = make_options(name, options)
+    inside = {"language": language} if "language" in inspect.signature(cls.__init__).parameters else {}
+    method = cls(made, block=block, **inside)
+    method.name = name
+    return method
+
+
+def make_options(name: str, options: Mapping[str, Any]) -> Any:
+    """The method's `Options` of these values; a `ValueError` where it has no such option, or it not such a value."""
+    cls = METHODS.get(name)
+    known = [field.name for field in dataclasses.fields(cls.Options)]
+    given = dict(options)
+    if "native" not in known and isinstance(given.get("native"), bool):
+        del given["native"]
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            all_known = ", ".join(known) or "none"
+            hint = f"did you mean {near[0]} (of {all_known})?" if near else f"it takes {all_known}"
+            raise ValueError(f"method {name!r} has no option {key!r}; {hint}")
+    preset = getattr(cls, "presets", {}).get(name, {})
+    return cls.Options(**{**preset, **given})
 
 
 def split_methods(text: str) -> list[str]:
