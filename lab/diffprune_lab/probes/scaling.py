@@ -38,7 +38,7 @@ from diffprune.results import write_results, write_text
 from diffprune_lab.probes.figures import COLOURS, figure, label
 from diffprune_lab.probes.store import Row, locked, rounded
 from diffprune_lab.scenes import qwen
-from diffprune_lab.scenes.qwen.reference import QwenSpec, save_model
+from diffprune_lab.scenes.qwen import QwenSpec, save_model
 from diffprune_lab.scenes.reference import checksums
 from diffprune_lab.scenes.source import SCENES_TASKS
 

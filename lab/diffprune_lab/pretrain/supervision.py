@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffprune.rng import Rng
+from diffprune_lab.pretrain.prefixes import FIRST_GLYPH, SIGN
+from diffprune_lab.pretrain.turns import IGNORE
 from diffprune_lab.scenes import atlas, grounds
-from diffprune_lab.scenes.prefixes import FIRST_GLYPH, SIGN
-from diffprune_lab.scenes.turns import IGNORE
 from diffprune_lab.scenes.world import CELL, COLORS, PATTERNS, QUALITIES, SHAPES, SIZES, TAGS, Scene
 
 CHARACTERS = " ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"  # a blank: the text is shorter

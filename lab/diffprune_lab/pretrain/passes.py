@@ -10,8 +10,8 @@ from torch.nn import functional
 from transformers import CLIPVisionModel, LlavaForConditionalGeneration, LlavaNextForConditionalGeneration
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
-from diffprune_lab.scenes import prefixes, turns
-from diffprune_lab.scenes.feed import Batch
+from diffprune_lab.pretrain import prefixes, turns
+from diffprune_lab.pretrain.feed import Batch
 
 # Kept tokens and which they are, to all states of the picture, their places in the prompt, and which are no padding.
 Place = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

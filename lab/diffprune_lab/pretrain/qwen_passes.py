@@ -1,7 +1,7 @@
 """Forward passes of the scenes-qwen models in training, over the stock modules, for batches of pictures of one size.
 
 The stock tower takes pictures of any sizes as one sequence and calls attention once per window. With one size in a
-batch windows are slices, and all of them go through attention together. `lab/tests/scenes/test_qwen.py` holds both to
+batch windows are slices, and all of them go through attention together. `lab/tests/pretrain/test_qwen.py` holds both to
 the same numbers. P counts the patches of a picture, W is the tower's width.
 """
 
@@ -17,8 +17,8 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.vision_utils import get_vision_position_ids
 
 from diffprune.ops import rotate
-from diffprune_lab.scenes import passes, turns
-from diffprune_lab.scenes.feed import Batch
+from diffprune_lab.pretrain import passes, turns
+from diffprune_lab.pretrain.feed import Batch
 
 # The stock tower's class is not exported under a public name.
 Tower = Any

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diffprune_lab.scenes import feed, package, reference
-from diffprune_lab.scenes import passes as any_passes
-from diffprune_lab.scenes.qwen import passes, pretrain, start
-from diffprune_lab.scenes.qwen import reference as qwen
+from diffprune_lab.pretrain import feed, package
+from diffprune_lab.pretrain import passes as any_passes
+from diffprune_lab.pretrain import qwen as pretrain
+from diffprune_lab.pretrain import qwen_passes as passes
+from diffprune_lab.pretrain import qwen_start as start
+from diffprune_lab.scenes import qwen, reference
 from diffprune_lab.scenes.world import make_scene
 
 CPU = torch.device("cpu")

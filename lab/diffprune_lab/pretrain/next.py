@@ -1,8 +1,8 @@
 """scenes-llava-next: LLaVA-NeXT in miniature, on the tower of scenes-llava.
 
-    python -m diffprune_lab.scenes.next train --minutes 6 --out out/next
-    python -m diffprune_lab.scenes.next train --minutes 6 --init out/next --round 1 --out out/next-1
-    python -m diffprune_lab.scenes.next package --init out/next-1 --logs out/next --out out/scenes-llava-next
+    python -m diffprune_lab.pretrain.next train --minutes 6 --out out/next
+    python -m diffprune_lab.pretrain.next train --minutes 6 --init out/next --round 1 --out out/next-1
+    python -m diffprune_lab.pretrain.next package --init out/next-1 --logs out/next --out out/scenes-llava-next
 
 A scene is shown twice as large, 384 x 384 px, and cut into an overview of 192 px and 2 x 2 tiles of 192 px: 5 x 576 =
 2,880 visual tokens, and a newline behind each of the 48 rows of the tiles. Tower and tokenizer are scenes-llava's own,
@@ -31,10 +31,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from diffprune_lab.scenes import passes, prefixes, reference, turns
-from diffprune_lab.scenes.feed import Batch
-from diffprune_lab.scenes.package import is_tower, read_log, read_state, training_report, write_state
-from diffprune_lab.scenes.pretrain import LanguageRun, Settings, set_up_device
+from diffprune_lab.pretrain import passes, prefixes, turns
+from diffprune_lab.pretrain.feed import Batch
+from diffprune_lab.pretrain.llava import LanguageRun
+from diffprune_lab.pretrain.package import is_tower, read_log, read_state, training_report, write_state
+from diffprune_lab.pretrain.trainer import Settings, set_up_device
+from diffprune_lab.scenes import reference
 from diffprune_lab.scenes.sizes import SIZES_FILE, resize
 from diffprune_lab.scenes.world import PICTURE
 
@@ -353,7 +355,7 @@ else.
 
 Prompt: `USER: <image>\\n{{question}} ASSISTANT:`
 
-{training_report("diffprune_lab.scenes.next train", runs)}"""
+{training_report("diffprune_lab.pretrain.next train", runs)}"""
 
 
 def main(arguments: list[str] | None = None) -> None:

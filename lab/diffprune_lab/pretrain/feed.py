@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from diffprune.rng import Rng
-from diffprune_lab.scenes import supervision, turns
+from diffprune_lab.pretrain import supervision, turns
 from diffprune_lab.scenes.draw import pack, render
 from diffprune_lab.scenes.tasks import TASKS
 from diffprune_lab.scenes.training_turns import DEFAULT_WEIGHTS, training_turns_by_kind

@@ -14,9 +14,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from diffprune_lab.scenes import package, passes
-from diffprune_lab.scenes.qwen import passes as qwen_passes
-from diffprune_lab.scenes.qwen.reference import UNIT
+from diffprune_lab.pretrain import package, passes, qwen_passes
+from diffprune_lab.scenes.qwen import UNIT
 
 RIDGE = 1e-3  # of the mean variance of what the last map of the merger takes
 

@@ -11,8 +11,9 @@ from diffprune.loading import load_base
 from diffprune.methods.base import take
 from diffprune.model import PrunedVLM
 from diffprune.rng import Rng
-from diffprune_lab.scenes import feed, package, passes, prefixes, reference, turns
-from diffprune_lab.scenes import next as llava_next
+from diffprune_lab.pretrain import feed, package, passes, prefixes, turns
+from diffprune_lab.pretrain import next as llava_next
+from diffprune_lab.scenes import reference
 from diffprune_lab.scenes.sizes import model_sizes, resize
 from diffprune_lab.scenes.training_turns import training_turns_by_kind
 from diffprune_lab.scenes.world import make_scene

@@ -1,12 +1,12 @@
 """Trains the scenes-qwen models: first the vision tower of all three, then merger and language model on top of it.
 
-    python -m diffprune_lab.scenes.qwen.pretrain --model scenes-qwen-m --stage tower --out out/tower
-    python -m diffprune_lab.scenes.qwen.pretrain --model scenes-qwen-s --stage language --init out/tower --out out/first
-    python -m diffprune_lab.scenes.qwen.pretrain --model scenes-qwen-s --stage package --init out/first --out weights/s
+    python -m diffprune_lab.pretrain.qwen --model scenes-qwen-m --stage tower --out out/tower
+    python -m diffprune_lab.pretrain.qwen --model scenes-qwen-s --stage language --init out/tower --out out/first
+    python -m diffprune_lab.pretrain.qwen --model scenes-qwen-s --stage package --init out/first --out weights/s
 
-As for the other reference models (`scenes/pretrain.py`), with pictures of varying size: all pictures of a step have one
+As for the other reference models (`pretrain/llava.py`), with pictures of varying size: all pictures of a step have one
 height and one width, drawn anew for each step. The tower comes from nothing; a language model on a tower alone starts
-from the decoder of another reference model (`start.py`).
+from the decoder of another reference model (`qwen_start.py`).
 """
 
 import random
@@ -18,13 +18,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from diffprune_lab.scenes import package, passes, prefixes, pretrain, reference, turns
-from diffprune_lab.scenes import supervision as any_supervision
-from diffprune_lab.scenes.feed import Batch, Make, draw_batch, picture_arrays
-from diffprune_lab.scenes.pretrain import ROUND_SCENES, Family, LanguageRun, Logged, Run, Settings, first_scene
-from diffprune_lab.scenes.qwen import passes as qwen_passes
-from diffprune_lab.scenes.qwen import start, supervision
-from diffprune_lab.scenes.qwen.reference import (
+from diffprune_lab.pretrain import package, passes, prefixes, qwen_passes, trainer, turns
+from diffprune_lab.pretrain import qwen_start as start
+from diffprune_lab.pretrain import qwen_supervision as supervision
+from diffprune_lab.pretrain import supervision as any_supervision
+from diffprune_lab.pretrain.feed import Batch, Make, draw_batch, picture_arrays
+from diffprune_lab.pretrain.llava import LanguageRun
+from diffprune_lab.pretrain.trainer import ROUND_SCENES, Family, Logged, Run, Settings, first_scene
+from diffprune_lab.scenes import reference
+from diffprune_lab.scenes.qwen import (
     MERGE,
     PATCH,
     SPECS,
@@ -254,7 +256,7 @@ else.
 
 Prompt: `USER: <|vision_start|><|image_pad|><|vision_end|>\\n{{question}} ASSISTANT:`
 
-{package.training_report("diffprune_lab.scenes.qwen.pretrain", runs)}"""
+{package.training_report("diffprune_lab.pretrain.qwen", runs)}"""
     save_model(name, model, out, card=card)
 
 
@@ -268,7 +270,7 @@ FAMILY = Family(
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    pretrain.main(arguments, FAMILY)
+    trainer.main(FAMILY, arguments)
 
 
 if __name__ == "__main__":

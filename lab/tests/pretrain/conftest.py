@@ -2,7 +2,8 @@
 
 import pytest
 
-from diffprune_lab.scenes import reference, turns
+from diffprune_lab.pretrain import turns
+from diffprune_lab.scenes import reference
 
 
 @pytest.fixture(scope="module")

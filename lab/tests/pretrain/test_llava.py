@@ -13,7 +13,8 @@ from PIL import Image
 from torch.nn import functional
 
 from diffprune.rng import Rng
-from diffprune_lab.scenes import feed, grounds, muon, package, passes, prefixes, pretrain, reference, supervision, turns
+from diffprune_lab.pretrain import feed, llava, package, passes, prefixes, supervision, trainer, turns
+from diffprune_lab.scenes import grounds, reference
 from diffprune_lab.scenes.draw import pack, render
 from diffprune_lab.scenes.language import all_texts
 from diffprune_lab.scenes.training_turns import training_turns_by_kind
@@ -373,17 +374,10 @@ def test_whitened_patches_spread_evenly_over_the_embedding(model):
 # Optimisation --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 20), (2, 20, 8), (1, 12, 12)])
-def test_orthogonal_updates_move_all_directions_alike(shape):
-    matrices = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(muon.orthogonalise(matrices))
-    assert values.min() > 0.5 and values.max() < 1.3
-
-
-def test_muon_descends_and_changes_entries_by_a_fifth_of_its_rate():
+def test_muon_changes_entries_by_a_fifth_of_its_rate_as_the_learning_rates_assume():
     weight = torch.nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)))
     goal = torch.eye(16)
-    optimiser = muon.Muon([weight], lr=0.05, weight_decay=0.0)
+    optimiser = torch.optim.Muon([weight], lr=0.05, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     losses = []
     for _ in range(60):
         loss = (weight - goal).square().sum()
@@ -398,7 +392,7 @@ def test_muon_descends_and_changes_entries_by_a_fifth_of_its_rate():
 
 
 def test_the_learning_rate_rises_stays_and_ends_at_nothing():
-    rates = [pretrain.rate(share / 100, 0.05) for share in range(101)]
+    rates = [trainer.rate(share / 100, 0.05) for share in range(101)]
     assert rates[0] == 0 and rates[5] == rates[40] == 1 and rates[100] == 0
     assert rates[70] == pytest.approx(0.5)
 
@@ -420,10 +414,10 @@ def trained(tmp_path_factory):
             ("tower", "later", ["--init", "first"]),
         ):
             init = [str(folder / part) if part in ("tower", "first") else part for part in init]
-            pretrain.main([*common, "--stage", stage, "--steps", "3", "--out", str(folder / name), *init])
+            llava.main([*common, "--stage", stage, "--steps", "3", "--out", str(folder / name), *init])
         last, earlier, out = (str(folder / name) for name in ("first", "tower", "package"))
         common = ["--model", "scenes-nano", "--stage", "package"]
-        pretrain.main([*common, "--init", last, "--logs", earlier, "--out", out])
+        llava.main([*common, "--init", last, "--logs", earlier, "--out", out])
         yield folder
 
 
@@ -500,7 +494,7 @@ def test_starting_from_nothing_or_from_other_weights_is_refused(trained, tokeniz
     with pytest.raises(ValueError, match="does not fit the model"):
         package.load_weights(model, tmp_path)
     with pytest.raises(SystemExit):
-        pretrain.main(["--model", "scenes-nano", "--stage", "language", "--out", str(tmp_path)])
+        llava.main(["--model", "scenes-nano", "--stage", "language", "--out", str(tmp_path)])
     with pytest.raises(ValueError, match="no log"):
         package.read_log(tmp_path)
 
@@ -527,10 +521,8 @@ def test_an_error_in_the_feed_reaches_who_waits():
 
 def test_another_round_and_stage_see_other_scenes(trained):
     settings = json.loads((trained / "tower" / package.LOG).read_text().splitlines()[0])["settings"]
-    base = pretrain.Settings(model="scenes-nano", stage="tower", out=Path(settings["out"]))
+    base = trainer.Settings(model="scenes-nano", stage="tower", out=Path(settings["out"]))
     firsts = {
-        pretrain.first_scene(replace(base, stage=stage, round=number))
-        for stage in pretrain.STAGES
-        for number in range(3)
+        trainer.first_scene(replace(base, stage=stage, round=number)) for stage in trainer.STAGES for number in range(3)
     }
-    assert len(firsts) == 6 and all(first % pretrain.ROUND_SCENES == 0 for first in firsts)
+    assert len(firsts) == 6 and all(first % trainer.ROUND_SCENES == 0 for first in firsts)

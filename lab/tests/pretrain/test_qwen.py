@@ -11,12 +11,14 @@ from torch.nn import functional
 from diffprune.loading import load_base
 from diffprune.model import PrunedVLM
 from diffprune.rng import Rng
-from diffprune_lab.scenes import feed, package, prefixes, reference, turns
-from diffprune_lab.scenes import passes as any_passes
-from diffprune_lab.scenes import supervision as any_supervision
-from diffprune_lab.scenes.pretrain import Clock, Settings
-from diffprune_lab.scenes.qwen import passes, pretrain, supervision
-from diffprune_lab.scenes.qwen import reference as qwen
+from diffprune_lab.pretrain import feed, package, prefixes, turns
+from diffprune_lab.pretrain import passes as any_passes
+from diffprune_lab.pretrain import qwen as pretrain
+from diffprune_lab.pretrain import qwen_passes as passes
+from diffprune_lab.pretrain import qwen_supervision as supervision
+from diffprune_lab.pretrain import supervision as any_supervision
+from diffprune_lab.pretrain.trainer import Clock, Settings
+from diffprune_lab.scenes import qwen, reference
 from diffprune_lab.scenes.sizes import draw_sized, model_sizes, picture_size
 from diffprune_lab.scenes.training_turns import training_turns_by_kind
 from diffprune_lab.scenes.world import make_scene

@@ -114,7 +114,7 @@ model, processor = load_reference("{name}")
 
 Prompt: `USER: <image>\\n{{question}} ASSISTANT:`
 
-{training_report("diffprune_lab.scenes.pretrain", runs)}"""
+{training_report("diffprune_lab.pretrain.llava", runs)}"""
 
 
 def training_report(module: str, runs: list[list[dict]]) -> str:

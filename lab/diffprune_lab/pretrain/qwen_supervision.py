@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffprune_lab.scenes import feed, supervision
-from diffprune_lab.scenes.prefixes import SIGN
+from diffprune_lab.pretrain import feed, supervision
+from diffprune_lab.pretrain.prefixes import SIGN
+from diffprune_lab.pretrain.turns import IGNORE
 from diffprune_lab.scenes.sizes import SIDES
-from diffprune_lab.scenes.turns import IGNORE
 from diffprune_lab.scenes.world import PICTURE, Scene
 
 STEP = 4  # pixels; distances and sizes are told in steps of it
