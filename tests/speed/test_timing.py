@@ -1,8 +1,6 @@
 """The clock."""
 
 import time
-import warnings
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -43,20 +41,3 @@ def test_bandwidth_and_rate_are_of_this_machine():
 
 def test_times_are_in_milliseconds():
     assert timing.time_ms(lambda: time.sleep(0.02), "cpu") == pytest.approx(20, rel=0.9)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_waiting_is_refused_inside_and_allowed_behind_whatever_happens(fails, monkeypatch):
-    modes: list[str] = []
-
-    def set_mode(mode: str) -> None:
-        modes.append(mode)
-        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
-    with pytest.raises(RuntimeError) if fails else nullcontext(), timing.waiting_refused():
-        assert modes == ["error"]
-        if fails:
-            raise RuntimeError("called a synchronizing CUDA operation")
-    assert modes == ["error", "default"]

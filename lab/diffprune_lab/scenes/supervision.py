@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffprune.rng import Rng
-from diffprune_lab.scenes import atlas
+from diffprune_lab.scenes import atlas, grounds
 from diffprune_lab.scenes.prefixes import FIRST_GLYPH, SIGN
 from diffprune_lab.scenes.turns import IGNORE
 from diffprune_lab.scenes.world import CELL, COLORS, PATTERNS, QUALITIES, SHAPES, SIZES, TAGS, Scene
@@ -51,7 +51,7 @@ SUMMARY_FIELDS = {
     "quality": len(QUALITIES),
     "count": 5,
     **{f"letter{i}": len(CHARACTERS) for i in range(4)},
-    "ground": len(atlas.GROUND_PATTERNS) + 1,  # the sort of background; paper is the last
+    "ground": len(grounds.GROUND_PATTERNS) + 1,  # the sort of background; paper is the last
     **{f"marks{cell}": MOST_MARKS + 1 for cell in range(9)},  # clutter in each cell
 }
 PAIRS = len(COLORS) * len(SHAPES)
@@ -119,7 +119,7 @@ def scene_targets(
 def ground_sort(scene: Scene) -> int:
     """The sort of background, as an index into GROUND_PATTERNS; the paper of diagrams comes after them."""
     pattern = scene.ground[0]
-    return next((i for i, sort in enumerate(atlas.GROUND_PATTERNS) if pattern in sort), len(atlas.GROUND_PATTERNS))
+    return next((i for i, sort in enumerate(grounds.GROUND_PATTERNS) if pattern in sort), len(grounds.GROUND_PATTERNS))
 
 
 def clutter_by_cell(scene: Scene) -> Int[np.ndarray, " 9"]:

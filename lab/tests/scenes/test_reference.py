@@ -13,7 +13,7 @@ from PIL import Image
 from torch.nn import functional
 
 from diffprune.rng import Rng
-from diffprune_lab.scenes import feed, muon, package, passes, prefixes, pretrain, reference, supervision, turns
+from diffprune_lab.scenes import feed, grounds, muon, package, passes, prefixes, pretrain, reference, supervision, turns
 from diffprune_lab.scenes.draw import pack, render
 from diffprune_lab.scenes.language import all_texts
 from diffprune_lab.scenes.training_turns import training_turns_by_kind
@@ -302,7 +302,7 @@ def test_the_summary_tells_the_background_and_counts_the_clutter_where_it_lies()
         pixels, bare = render(pack([alone]), CPU), render(pack([replace(scene, sprites=())]), CPU)
         shown = (pixels != bare).any(1)[0].unfold(0, 64, 64).unfold(1, 64, 64).any(-1).any(-1).flatten()
         assert all(shown[cell] for cell in np.flatnonzero(marks))
-        assert (supervision.ground_sort(scene) == len(supervision.atlas.GROUND_PATTERNS)) == (scene.kind == "diagram")
+        assert (supervision.ground_sort(scene) == len(grounds.GROUND_PATTERNS)) == (scene.kind == "diagram")
 
 
 def test_the_classes_of_the_targets_are_in_range():

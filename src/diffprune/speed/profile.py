@@ -17,7 +17,7 @@ import torch
 from diffprune.backbones.base import Batch
 from diffprune.model import PrunedVLM
 from diffprune.results import Results, command_line, device_name, read_results, source_commit, write_results
-from diffprune.speed.flops import decoder_weights, encoder_flops, kv_bytes, num_encoded, prefill_flops
+from diffprune.speed.flops import decoder_weights, encoder_flops, kv_bytes, prefill_flops
 from diffprune.speed.plan import TEXT_BUCKETS
 from diffprune.speed.probes import EagerProbe, FastProbe, Probe, load_subject, make_batch, with_method
 from diffprune.speed.timing import (
@@ -347,7 +347,8 @@ def measure(
     flops = prefill_flops(text, probe.layers)
     floor = hardware.floor_ms(read_bytes(vlm), num_prompts * flops)
     config = vlm.base.config
-    vision = num_prompts * encoder_flops(config, num_encoded(config, batch.sizes[0], probe.num_visual))
+    num_encoded = vlm.backbone.num_encoded(config, batch.sizes[0], probe.num_visual)
+    vision = num_prompts * encoder_flops(config, num_encoded)
     row: dict[str, Any] = {
         "num_visual": probe.num_visual,
         "num_kept": probe.num_kept,

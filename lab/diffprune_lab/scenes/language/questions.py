@@ -1,4 +1,4 @@
-"""What can be said of a scene: captions, and questions with the one right answer.
+"""Questions about a scene, each with its one right answer.
 
 Everything here follows from the description of a scene alone, draws from a named stream of integers, and is therefore
 the same text on every machine. A question maker takes a scene, a stream and the words of a language, and gives None
@@ -9,224 +9,21 @@ it, or for anything in a ruined picture, the answer is "unanswerable" (counts an
 ruined pictures).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
-
 from diffprune.rng import Rng
-from diffprune_lab.scenes import chinese
-from diffprune_lab.scenes.world import (
-    CELLS,
-    COLORS,
-    PATTERNS,
-    SHAPES,
-    SIZES,
-    TAGS,
-    WORDS,
-    Scene,
-    Thing,
-    make_scene,
+from diffprune_lab.scenes.language.words import (
+    ATTRIBUTES,
+    CLEAR,
+    COUNTS,
+    LETTERS,
+    LEVEL,
+    UNANSWERABLE,
+    Asked,
+    Pair,
+    Words,
+    a,
+    value_of,
 )
-
-UNANSWERABLE = "unanswerable"
-LETTERS = "ABCD"  # of the options in multiple choice
-ATTRIBUTES = ("color", "shape", "size", "pattern", "place")
-COUNTS = (1, 2, 3, 4)  # how many things a scene can hold
-CLEAR = 24  # pixels between two centers from which one thing counts as left of (above, ...) the other
-LEVEL = 8  # pixels up to which it counts as not left of it; in between nothing is asked
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A language: the words for what scenes hold, the ways to refer to a thing, and the wordings of each question.
-
-    Two languages with as many wordings for each question turn the same stream into translations of one another.
-    """
-
-    shapes: tuple[str, ...]
-    plurals: tuple[str, ...]
-    colors: tuple[str, ...]
-    sizes: tuple[str, ...]
-    patterns: tuple[str, ...]
-    places: tuple[str, ...]
-    directions: tuple[str, ...]  # left of, right of, above, below
-    refer: dict[str, str]
-    ask: dict[str, tuple[str, ...]]
-    by_letter: str  # the last line of a multiple-choice question
-
-    def values(self, attribute: str) -> tuple[str, ...]:
-        """The words for each value of an attribute."""
-        return getattr(self, attribute + "s")
-
-    def name(self, color: int, shape: int) -> str:
-        """A color and a shape, as in "red star"."""
-        return self.refer["name"].format(self.colors[color], self.shapes[shape])
-
-    def question(self, kind: str, rng: Rng, *slots: str | int) -> str:
-        """One wording of a question of this kind, its slots filled."""
-        return rng.choice(self.ask[kind]).format(*slots)
-
-
-ENGLISH = Words(
-    shapes=SHAPES,
-    plurals=tuple(shape + ("es" if shape.endswith("s") else "s") for shape in SHAPES),
-    colors=COLORS,
-    sizes=SIZES,
-    patterns=PATTERNS,
-    places=CELLS,
-    directions=("left of", "right of", "above", "below"),
-    refer={
-        "name": "{} {}",
-        "pair": "the {} {}",
-        "shape": "the {}",
-        "color": "the {} thing",
-        "place": "the thing at the {}",
-        "tag": "the thing marked {}",
-        "beside": "the thing {0} {1}",
-    },
-    ask={
-        "color": ("What color is {}?", "What is the color of {}?", "Which color does {} have?"),
-        "shape": ("What shape is {}?", "What is the shape of {}?", "Which shape does {} have?"),
-        "size": ("How big is {}?", "What size is {}?", "What is the size of {}?"),
-        "pattern": ("What pattern does {} have?", "What is the pattern of {}?", "Which pattern is on {}?"),
-        "place": ("Where is {}?", "In which place is {}?"),
-        "count": ("How many things are there?", "What is the number of things?"),
-        "count_some": ("How many {} are there?", "What is the number of {}?"),
-        "sign": ("What does the sign say?", "What is written on the sign?", "What is on the sign?"),
-        "sign_word": ("What word is on the sign?", "Which word does the sign show?"),
-        "sign_number": ("What number is on the sign?", "Which number does the sign show?"),
-        "exists": ("Is there {} in the picture?", "Does the picture show {}?", "Is there {}?"),
-        "is": ("Is {} {}?", "Is it true that {} is {}?"),
-        "is_beside": ("Is {} {} {}?", "Is it true that {} is {} {}?"),
-        "same_color": ("Is {} the same color as {}?", "Do {} and {} have the same color?"),
-        "is_count": ("Is the number of things {}?", "Are there exactly {} things?"),
-        "is_sum": ("Is the number of things plus {} equal to {}?", "Do the things and {} more make {}?"),
-        "is_sign": ("Does the sign say {}?", "Is {} written on the sign?"),
-        "tag_of": ("Which tag marks {}?", "What is the tag of {}?"),
-        "marked": ("What is marked {}?", "Which thing has the tag {}?"),
-        "identity": ("Which thing is in the picture?", "Which thing is there?"),
-    },
-    by_letter="Answer with the letter.",
-)
-CHINESE = Words(
-    shapes=chinese.SHAPES,
-    plurals=chinese.SHAPES,
-    colors=chinese.COLORS,
-    sizes=chinese.SIZES,
-    patterns=chinese.PATTERNS,
-    places=chinese.PLACES,
-    directions=chinese.DIRECTIONS,
-    refer=chinese.REFER,
-    ask=chinese.ASK,
-    by_letter=chinese.BY_LETTER,
-)
-
-CAPTION_PROMPTS = (
-    "Describe the picture.",
-    "What is in the picture?",
-    "Write a caption.",
-    "Tell me what you see.",
-    "Give a full description.",
-)
-_RUINED_CAPTIONS = (
-    "The picture is too dark or blurred to make anything out.",
-    "Nothing can be made out in this picture.",
-    "This picture cannot be made out.",
-)
-
-
-class Asked(NamedTuple):
-    """A question, its answer, and what the answer is about: a value (an index) of an attribute, where there is one."""
-
-    text: str
-    answer: str
-    value: int = -1
-
-
-class Pair(NamedTuple):
-    """Two questions about one scene, answered "yes" and "no"; `key` is what they ask about, to balance questions by."""
-
-    yes: str
-    no: str
-    key: str
-
-
-def value_of(thing: Thing, attribute: str) -> int:
-    """The index of a thing's value of an attribute."""
-    return thing.cell if attribute == "place" else getattr(thing, attribute)
-
-
-def a(noun: str) -> str:
-    """The noun with its indefinite article."""
-    return ("an " if noun[0] in "aeiou" else "a ") + noun
-
-
-# Captions ------------------------------------------------------------------------------------------------------------
-
-
-def caption(scene: Scene, rng: Rng) -> str:
-    """A description with every thing's size, pattern, color, shape and place, its tag, and the sign's text."""
-    if scene.quality == "ruined":
-        return rng.choice(_RUINED_CAPTIONS)
-    return rng.choice(PLANS)(scene)
-
-
-def _noun(thing: Thing) -> str:
-    marked = f" marked {thing.tag}" if thing.tag else ""
-    return f"{SIZES[thing.size]} {PATTERNS[thing.pattern]} {COLORS[thing.color]} {SHAPES[thing.shape]}{marked}"
-
-
-def _items(scene: Scene) -> str:
-    """ "a ... at the ..., a ... at the ... and a sign at the ... saying ..." """
-    items = [f"a {_noun(thing)} at the {CELLS[thing.cell]}" for thing in scene.things]
-    if scene.sign is not None:
-        items.append(f"a sign at the {CELLS[scene.sign.cell]} saying {scene.sign.text}")
-    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
-
-
-def _there_is(scene: Scene) -> str:
-    return f"There is {_items(scene)}."
-
-
-def _the_picture_shows(scene: Scene) -> str:
-    return f"The picture shows {_items(scene)}."
-
-
-def _counted(scene: Scene) -> str:
-    count = len(scene.things)
-    sign = "" if scene.sign is None else " and a sign"
-    return f"{count} {'thing' if count == 1 else 'things'}{sign}: {_items(scene)}."
-
-
-def _place_first(scene: Scene) -> str:
-    sentences = [f"At the {CELLS[thing.cell]} is a {_noun(thing)}." for thing in scene.things]
-    if scene.sign is not None:
-        sentences.append(f"At the {CELLS[scene.sign.cell]} is a sign saying {scene.sign.text}.")
-    return " ".join(sentences)
-
-
-def _thing_first(scene: Scene) -> str:
-    sentences = [f"A {_noun(thing)} is at the {CELLS[thing.cell]}." for thing in scene.things]
-    if scene.sign is not None:
-        sentences.append(f"A sign at the {CELLS[scene.sign.cell]} says {scene.sign.text}.")
-    return " ".join(sentences)
-
-
-def _attributes_last(scene: Scene) -> str:
-    sentences = []
-    for thing in scene.things:
-        marked = f" marked {thing.tag}" if thing.tag else ""
-        sentences.append(
-            f"The {SHAPES[thing.shape]}{marked} at the {CELLS[thing.cell]} is "
-            f"{SIZES[thing.size]}, {PATTERNS[thing.pattern]} and {COLORS[thing.color]}."
-        )
-    if scene.sign is not None:
-        sentences.append(f"The sign at the {CELLS[scene.sign.cell]} says {scene.sign.text}.")
-    return " ".join(sentences)
-
-
-PLANS = (_there_is, _the_picture_shows, _counted, _place_first, _thing_first, _attributes_last)
-
+from diffprune_lab.scenes.world import COLORS, SHAPES, WORDS, Scene, Thing
 
 # Referring to a thing ------------------------------------------------------------------------------------------------
 
@@ -567,31 +364,3 @@ def grid_of_names(scene: Scene, rng: Rng, words: Words) -> tuple[str, list[str]]
 
 NUMBERS = tuple(str(number) for number in range(10, 100))
 _WORDS_BY_LENGTH = {length: tuple(word for word in WORDS if len(word) == length) for length in {len(w) for w in WORDS}}
-
-
-# Vocabulary ----------------------------------------------------------------------------------------------------------
-
-
-def all_texts(scenes: int = 100) -> Iterator[str]:
-    """Texts with every word that can occur, English and Chinese, each in the places where it occurs.
-
-    Wordings are filled with every word, and captions are those of the first training scenes in every sentence plan.
-    An answer follows a space, so that answers come with one.
-    """
-    others = (*WORDS, *NUMBERS, *map(str, range(10)), *TAGS)
-    for words in (ENGLISH, CHINESE):
-        values = [value for attribute in ATTRIBUTES for value in words.values(attribute)]
-        options = [*values, *others, *words.plurals]
-        slots = [*options, *words.directions, *(a(value) for value in values)]
-        slots += [form.format(*values[:2]) for form in words.refer.values()]
-        for wording in (wording for wordings in words.ask.values() for wording in wordings):
-            yield from (wording.format(slot, slot, slot) for slot in slots)
-        yield from (with_options("", (option,) * len(LETTERS), words) for option in options)
-        yield from (f" {value}" for value in values)
-    yield from (f" {answer}" for answer in (*others, *LETTERS, "yes", "no", UNANSWERABLE))
-    yield from CAPTION_PROMPTS
-    yield from (f" {text}" for text in _RUINED_CAPTIONS)
-    for index in range(scenes):
-        for kind in ("plain", "sign", "diagram"):
-            scene = make_scene("train", index, kind=kind, quality="clear")
-            yield from (f" {plan(scene)}" for plan in PLANS)
