@@ -7,7 +7,7 @@ import torch
 
 from diffprune.evaluate.answers import quality_rows, read_sheet, write_sheet
 from diffprune.evaluate.runner import Measurement, answer, choose, encode_questions, evaluate, make_sheet
-from diffprune.methods.base import NEEDS, build_method
+from diffprune.methods.base import NEEDS
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
 from tests import tiny
@@ -111,8 +111,8 @@ def test_rows_are_scored_by_task_and_kept_with_their_questions(tmp_path) -> None
     vlm = PrunedVLM(model, processor)
     encoded = encode_questions(vlm, MEMORY.build(["letters", "words"], count=4), needs=frozenset({"cls_attention"}))
     reported: list[tuple[str, int, int]] = []
-    planned = [Measurement("random", 4, seed, build_method("random", seed=seed)) for seed in (0, 1)]
-    planned.append(Measurement("cut", 4, 0, build_method("hidden_norm", layer=1)))
+    planned = [Measurement("random", 4, seed, vlm.with_method("random", seed=seed).method) for seed in (0, 1)]
+    planned.append(Measurement("cut", 4, 0, vlm.with_method("hidden_norm", layer=1).method))
     answers = evaluate(vlm, encoded, planned, progress=lambda *state: reported.append(state))
     assert {said for one in answers for said in one.said} == {"A"}
     assert reported[-1] == ("answer", 4 * len(encoded.prompts), 4 * len(encoded.prompts))
