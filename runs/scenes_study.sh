@@ -60,7 +60,6 @@ bilinear method.scorer=bilinear
 block-on-kept method.kept_exact=false
 no-removal remove_below=0.0
 early-removal remove_below=0.01
-hardness hardness=0.1
 late-tau tau.end=0.02
 higher-range budget.range=[16,256]
 lr-1e-3 optim.lr=1e-3}"

@@ -15,6 +15,7 @@ from diffprune.results import check_rows, read_results
 from diffprune.speed import probes, profile, throughput
 from diffprune.speed.flops import prefill_flops
 from diffprune.speed.probes import EagerProbe, FastProbe, TimedCuts, load_subject, make_batch, with_method
+from tests.contracts.vlm import splice_all
 
 OPTIONS: dict[str, Any] = dict(
     backbone="qwen2.5-vl-7b",
@@ -104,13 +105,8 @@ def test_the_eager_probe_answers_as_generate_does(subject, method):
     probe.start()
     probe.step()
     if method == "pyramiddrop":
-        answer = probes.decoder.generate(
-            vlm.backbone,
-            vlm.splice_all(batch, probe.tokens),
-            vlm.method,
-            probe.counts,
-            max_new_tokens=2,  # type: ignore[arg-type]
-        )
+        lm = splice_all(vlm, batch, probe.tokens)
+        answer = vlm.decoder.generate(lm, probe.counts, max_new_tokens=2)
     else:
         lm = vlm.lm_inputs(batch, vlm.encode(batch))
         answer = vlm.backbone.generate(lm, max_new_tokens=2, min_new_tokens=2, do_sample=False)

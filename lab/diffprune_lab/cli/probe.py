@@ -331,7 +331,7 @@ def _scaling(
     from transformers.utils.logging import disable_progress_bar
 
     from diffprune.evaluate.pruners import parse_seeds
-    from diffprune.methods.named import split_methods
+    from diffprune.methods.options import split_methods
     from diffprune_lab.probes import scaling
 
     if size not in scaling.SIZES:

@@ -15,7 +15,7 @@ from diffprune.config import Recipe, recipe_values
 from diffprune.evaluate.answers import Answers, quality_rows
 from diffprune.evaluate.runner import Measurement, Progress, encode_questions, evaluate
 from diffprune.loading import load_base
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows, command_line, device_name, library_versions, source_commit
 from diffprune.speed.flops import prefill_flops

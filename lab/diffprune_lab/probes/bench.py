@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffprune.config import OptimConfig, TauConfig, recipe_values
-from diffprune.methods.base import Restricted, TrainablePruner, build_method
+from diffprune.methods.base import Restricted, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.ops import take_tokens
 from diffprune.schedules import resolve_steps, tau_at
 from diffprune.train.agreement import scorer_told

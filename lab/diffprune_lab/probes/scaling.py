@@ -31,14 +31,14 @@ from diffprune.evaluate.runner import (
     make_sheet,
 )
 from diffprune.loading import load_base
-from diffprune.methods.base import NEEDS, Pruner, require_weights
-from diffprune.methods.named import FORM, parse_method
+from diffprune.methods.base import NEEDS, Pruner
+from diffprune.methods.options import FORM, parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results, write_text
 from diffprune_lab.probes.figures import COLOURS, figure, label
 from diffprune_lab.probes.store import Row, locked, rounded
 from diffprune_lab.scenes import qwen
-from diffprune_lab.scenes.qwen.reference import QwenSpec, save_model
+from diffprune_lab.scenes.qwen import QwenSpec, save_model
 from diffprune_lab.scenes.reference import checksums
 from diffprune_lab.scenes.source import SCENES_TASKS
 

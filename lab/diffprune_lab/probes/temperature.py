@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffprune.config import RunConfig
 from diffprune.evaluate.throttled import load_throttled, run_config
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
 from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement

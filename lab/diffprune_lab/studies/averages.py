@@ -16,7 +16,7 @@ from typing import Any
 from diffprune.evaluate.answers import answers_file, read_sheet, write_sheet
 from diffprune.evaluate.runner import visual_average
 from diffprune.loading import load_base
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import parse_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS
 from diffprune.results import read_results, write_results

@@ -20,7 +20,9 @@ from torch import Tensor
 from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
 from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
 from diffprune.evaluate.sources import find_tasks
-from diffprune.methods.base import LayerPruner, LayerState, Route, build_method
+from diffprune.inside.state import LayerState, Route
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.options import build_method
 from diffprune.methods.p_mod import PMod
 from diffprune.model import PrunedVLM
 from diffprune.ops import hard_topk

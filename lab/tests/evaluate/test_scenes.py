@@ -19,7 +19,7 @@ from diffprune.evaluate.runner import (
 )
 from diffprune.evaluate.sources import find_tasks
 from diffprune.evaluate.throttled import Throttle
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
 from diffprune_lab.scenes import make_scene, pack, render

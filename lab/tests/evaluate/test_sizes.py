@@ -13,7 +13,7 @@ from diffprune.evaluate.runner import (
     question_batches,
 )
 from diffprune.evaluate.throttled import Throttle
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.train.captions import item_regions
 from diffprune_lab.scenes import make_scene

@@ -7,6 +7,7 @@ import torch
 
 from diffprune.evaluate.runner import encode_questions
 from diffprune.loading import load_base
+from diffprune.methods.base import take
 from diffprune.methods.p_mod import PMod
 from diffprune.model import PrunedVLM
 from diffprune.results import read_results
@@ -32,7 +33,7 @@ def test_one_set_in_every_layer_with_weights_of_1_is_dropping_it_before_the_mode
     chosen = numbers.topk(9).indices.sort().values.expand(len(images), -1)
     with torch.no_grad():
         routed = rerouted.loss(batch, tokens=tokens, hard=True)
-        dropped = vlm.answer_loss(vlm.splice_kept(batch, tokens, chosen))
+        dropped = vlm.decoder.loss(vlm.splice(batch, tokens, take(tokens, chosen)), None, None)[0]
         weighed = vlm.loss(batch, tokens=tokens, hard=True)
     torch.testing.assert_close(routed, dropped, rtol=1e-5, atol=1e-5)
     assert abs(weighed - dropped) > 1e-4, "the method itself chooses otherwise"

@@ -75,7 +75,7 @@ def command(
     from diffprune.evaluate.pruners import ORACLE, load_pruners, measurements, needs_of, parse_pruners, parse_seeds
     from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
     from diffprune.evaluate.sources import find_tasks
-    from diffprune.methods.named import split_methods
+    from diffprune.methods.options import split_methods
     from diffprune.results import write_results
     from diffprune.types import parse_budgets, require_distinct
 

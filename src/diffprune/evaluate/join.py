@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
-from diffprune.methods.named import split_methods
+from diffprune.methods.options import split_methods
 from diffprune.results import Results, read_results, write_results
 from diffprune.types import Budget
 

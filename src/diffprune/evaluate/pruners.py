@@ -9,8 +9,8 @@ from typing import Any
 from diffprune.evaluate.runner import EncodedQuestions, Measurement
 from diffprune.evaluate.throttled import Throttle, load_throttled, run_config
 from diffprune.loading import load_base
-from diffprune.methods.base import NEEDS, Pruner, require_weights
-from diffprune.methods.named import parse_method
+from diffprune.methods.base import NEEDS, Pruner
+from diffprune.methods.options import parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.types import Budget
 

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.evaluate.pictures import (
@@ -29,8 +28,9 @@ from diffprune.evaluate.pictures import (
 from diffprune.evaluate.sources import Questions
 from diffprune.evaluate.task import Question, Task
 from diffprune.evaluate.throttled import Throttle
-from diffprune.methods.base import LayerPruner, MergingPruner, Pruner
+from diffprune.methods.base import Pruner, take
 from diffprune.model import PrunedVLM
+from diffprune.restriction import restrict
 from diffprune.types import LMInputs, VisualTokens
 
 Progress = Callable[[str, int, int], None]  # stage, how much of it is done, of how much
@@ -235,7 +235,7 @@ def choose(
     None where the prompt has a say, where tokens are merged, and where they are dropped inside the language model.
     """
     method = vlm.method
-    if isinstance(method, LayerPruner | MergingPruner) or "text" in method.needs:
+    if method.is_inside or method.is_merging or "text" in method.needs:
         return None
     rows = range(len(tokens))
     kept = []
@@ -243,7 +243,7 @@ def choose(
         part = tokens.take(rows[start : start + batch_size])
         if "projected" in method.needs:
             part = replace(part, projected=vlm.backbone.project(part.x))
-        kept.append(vlm.rule.select(part, vlm._counts(part, keep)))
+        kept.append(vlm.rule.deploy(part, vlm.counts(part, keep)).index)
     return join_rows(kept, -1)
 
 
@@ -267,22 +267,20 @@ def deployed_ids(
     if tokens is not None and throttle is not None:
         lm = weaken(vlm, batch, tokens, keep, throttle)
     elif tokens is not None and kept is not None:
-        lm = vlm.splice_kept(batch, tokens, kept)
-    elif tokens is not None and isinstance(vlm.method, LayerPruner):
-        lm, counts = vlm.splice_all(batch, tokens), vlm._prompt_counts(batch, tokens, keep)
-        return decoder.generate(vlm.backbone, lm, vlm.method, counts, max_new_tokens=max_new_tokens)
+        lm = vlm.splice(batch, tokens, take(tokens, kept))
     else:
         lm = vlm.lm_inputs(batch, tokens, keep=keep)
-    return vlm.backbone.generate(lm, max_new_tokens=max_new_tokens, do_sample=False)
+    counts = vlm.prompt_counts(batch, vlm.counts(tokens, keep))
+    return vlm.decoder.generate(lm, counts, max_new_tokens=max_new_tokens, do_sample=False)
 
 
 def weaken(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, keep: int | float, throttle: Throttle) -> LMInputs:
     """What the language model was given in training; a picture's noise follows from its pixels alone."""
     assert tokens.seeds is not None
     noise = [torch.Generator(tokens.x.device).manual_seed(seed) for seed in tokens.seeds]
-    return vlm.throttle(
-        batch, tokens, tau=throttle.tau, keep=keep, generator=noise, remove_below=throttle.remove_below
-    )[0]
+    counts, step = vlm.counts(tokens, keep), {"tau": throttle.tau, "remove_below": throttle.remove_below}
+    tokens, kept = restrict(vlm.rule, tokens, counts, generator=noise, **step)
+    return vlm.splice(batch, tokens, kept)
 
 
 # Scores --------------------------------------------------------------------------------------------------------------
@@ -336,7 +334,7 @@ def visual_average(vlm: PrunedVLM, num_visual: Iterable[tuple[int, ...]]) -> flo
         num_visual: For each prompt the tokens of its pictures before any is dropped.
     """
     method = vlm.method
-    if not isinstance(method, LayerPruner):
+    if not method.is_inside:
         return None
     times = Counter(num_visual)
     layers = len(vlm.backbone.language_model.layers)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from diffprune.loading import brought_models, source_of
 from diffprune.methods.base import LayerPruner
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import parse_method
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.registry import BACKBONES
@@ -368,7 +368,7 @@ def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
 
 def is_even(row: dict[str, Any]) -> bool:
     """Whether the row's language model holds the same tokens in all layers: to such rows curves are fitted."""
-    return not issubclass(parse_method(row["method"]).kind, LayerPruner)
+    return not parse_method(row["method"]).kind.is_inside
 
 
 def even_rows(results: Results, path: str) -> list[dict[str, Any]]:
