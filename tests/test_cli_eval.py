@@ -9,25 +9,27 @@ import torch
 
 from diffprune.cli import main as cli
 from diffprune.results import read_results
-from lab.tests import tiny_scenes
+from tests import tiny
+from tests.evaluate.conftest import memory  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that always says yes, saved as the hub's files are."""
+    """A model that always says A, saved as the hub's files are."""
     path = tmp_path_factory.mktemp("model")
-    model, processor = tiny_scenes.always_says("yes")
+    model, processor = tiny.always_says("A")
     model.save_pretrained(path)
     processor.save_pretrained(path)
     return path
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], folder: Path):
+def run(memory, capsys: pytest.CaptureFixture[str], folder: Path):  # noqa: F811
     """Runs eval on that model; gives its exit code, stdout and stderr."""
 
     def run_arguments(*arguments: str) -> tuple[int, str, str]:
         chosen = () if "--pruner" in arguments else ("--model", str(folder))
+        chosen += () if "--tasks" in arguments else ("--tasks", "memory")
         code = cli._run(["eval", *chosen, "--questions", "2", "--device", "cpu", *arguments])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
@@ -38,7 +40,7 @@ def run(capsys: pytest.CaptureFixture[str], folder: Path):
 def test_methods_and_budgets_are_compared_and_written(run, tmp_path: Path) -> None:
     out = tmp_path / "new" / "x.json"
     code, printed, _ = run(
-        "--methods", "full,random,oracle", "--keep", "8,0.1", "--tasks", "pope,gqa", "--seeds", "0,1", "--blind",
+        "--methods", "full,random", "--keep", "8,0.1", "--tasks", "memory", "--seeds", "0,1", "--blind",
         "--out", str(out), "--commit", "abc",
     )  # fmt: skip
     assert code == 0 and "retention" in printed
@@ -46,18 +48,19 @@ def test_methods_and_budgets_are_compared_and_written(run, tmp_path: Path) -> No
     assert results.name == "x" and results.commit == "abc" and results.seeds == [0, 1]
     quality = {(row["method"], row["keep"], row["seed"]) for row in results.rows if "task" in row}
     random = {("random", keep, seed) for keep in (8, 0.1) for seed in (0, 1)}
-    assert quality == random | {("full", 1.0, 0), ("oracle", 8, 0), ("oracle", 0.1, 0), ("blind", 1.0, 0)}
+    assert quality == random | {("full", 1.0, 0), ("blind", 1.0, 0)}
     assert all("chance" in row for row in results.rows if "task" in row)
     answers = json.loads(out.with_suffix(".answers.json").read_text())
-    assert {said for one in answers["runs"] for said in one["said"]} == {"yes"}
+    assert {said for one in answers["runs"] for said in one["said"]} == {"A"}
+    assert results.notes == "2 scored questions a task, test split"
 
 
 def test_options_of_a_method_are_given_behind_its_name(run) -> None:
-    methods = "random,random[seed=7],fastv,fastv[layer=1],tome[metric=keys]"
-    code, out, err = run("--methods", methods, "--tasks", "pope", "--keep", "8", "--seeds", "0,1", "--json")
-    assert code != 0 and out == "" and "layer=2 is past the model's 2 layers" in err
-    methods = methods.replace("fastv,", "")
-    code, out, _ = run("--methods", methods, "--tasks", "pope", "--keep", "8", "--seeds", "0,1", "--json")
+    methods = "random,random[seed=7],fastv[layer=3],fastv[layer=1],tome[metric=keys]"
+    code, out, err = run("--methods", methods, "--tasks", "letters", "--keep", "8", "--seeds", "0,1", "--json")
+    assert code != 0 and out == "" and "layer=3 is past the model's 3 layers" in err
+    methods = methods.replace("fastv[layer=3],", "")
+    code, out, _ = run("--methods", methods, "--tasks", "letters", "--keep", "8", "--seeds", "0,1", "--json")
     rows = json.loads(out)
     assert code == 0
     quality = [(row["method"], row["seed"]) for row in rows if "task" in row]
@@ -66,29 +69,29 @@ def test_options_of_a_method_are_given_behind_its_name(run) -> None:
         ("tome[metric=keys]", 0),
     ]  # fmt: skip
     average = {row["method"]: row.get("average") for row in rows if "retention" in row}
-    assert average.pop("fastv[layer=1]") == (36 + 8) / 2, "all 36 tokens in layer 0, 8 in layer 1"
+    assert average.pop("fastv[layer=1]") == (16 + 8 + 8) / 3, "all 16 tokens in layer 0, 8 from layer 1 on"
     assert set(average.values()) == {None}
 
 
 def test_json_is_all_that_is_printed(run) -> None:
-    code, out, err = run("--tasks", "pope", "--json")
+    code, out, err = run("--tasks", "letters", "--json")
     rows = json.loads(out)
     assert code == 0 and err == "" and rows[0]["method"] == "full" and rows[-1]["retention"] == 100.0
 
 
 def test_tasks_with_nothing_right_are_named(run) -> None:
-    code, out, _ = run("--tasks", "pope,textvqa")
-    assert code == 0 and "nothing right on textvqa" in out
+    code, out, _ = run("--tasks", "letters,words")
+    assert code == 0 and "nothing right on words" in out
 
 
 def test_a_saved_pruner_is_measured_under_its_method_s_name(run, tmp_path: Path, folder: Path) -> None:
-    model, processor = tiny_scenes.always_says("yes")
+    model, processor = tiny.always_says("A")
     from diffprune.model import PrunedVLM
 
     torch.manual_seed(0)
     PrunedVLM(model, processor, method="diffprune", keep=4).save_pretrained(tmp_path / "p", base_id=str(folder))
     code, out, _ = run(
-        "--pruner", str(tmp_path / "p"), "--methods", "diffprune", "--keep", "4", "--tasks", "pope", "--json"
+        "--pruner", str(tmp_path / "p"), "--methods", "diffprune", "--keep", "4", "--tasks", "letters", "--json"
     )
     assert code == 0 and {row["method"] for row in json.loads(out)} == {"full", "diffprune"}
 
@@ -97,7 +100,9 @@ def test_a_saved_pruner_is_measured_under_its_method_s_name(run, tmp_path: Path,
     ("arguments", "words"),
     [
         (["--tasks", "popp"], "there is no task 'popp'"),
-        (["--split", "tset"], "there is no split 'tset'"),
+        (["--split", "tset"], "memory has no split 'tset'"),
+        (["--sizes", "large"], "no sizes 'large'"),
+        (["--methods", "oracle"], "there is no oracle"),
         (["--keep", "0"], "keep=0 keeps nothing"),
         (["--keep", "many"], "keep='many' is no budget"),
         (["--keep", "1,64,1.0"], "keep=1 is one token and keep=1.0 is all of them"),
@@ -142,7 +147,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> list[Path]:
     """Three pruners for the same model, with other weights each."""
     from diffprune.model import PrunedVLM
 
-    model, processor = tiny_scenes.always_says("yes")
+    model, processor = tiny.always_says("A")
     paths = [tmp_path_factory.mktemp("pruners") / name for name in "abc"]
     for seed, path in enumerate(paths):
         torch.manual_seed(seed)
@@ -154,7 +159,7 @@ def test_several_pruners_are_seeds_of_a_label_or_bound_to_a_budget(run, saved: l
     a, b, c = saved
     out = tmp_path / "x.json"
     code, _, err = run(
-        "--pruner", f"{a},diffprune={b},own@8={c}", "--methods", "random", "--keep", "8,4", "--tasks", "pope",
+        "--pruner", f"{a},diffprune={b},own@8={c}", "--methods", "random", "--keep", "8,4", "--tasks", "letters",
         "--seeds", "0", "--versus", "diffprune", "--out", str(out),
     )  # fmt: skip
     assert code == 0, err
@@ -164,7 +169,7 @@ def test_several_pruners_are_seeds_of_a_label_or_bound_to_a_budget(run, saved: l
     assert runs == ours | {("random", 8, 0), ("random", 4, 0), ("own", 8, 0)}
     summaries = {(row["method"], row["keep"]): row for row in rows if "retention" in row}
     assert summaries["diffprune", 8]["n_seeds"] == 2 and "lead" not in summaries["diffprune", 8]
-    assert summaries["own", 8]["lead"] == 0.0 and summaries["own", 8]["lead_ci95"] == [0.0, 0.0]  # all say yes
+    assert summaries["own", 8]["lead"] == 0.0 and summaries["own", 8]["lead_ci95"] == [0.0, 0.0]  # all say A
     assert "lead" not in summaries["full", 1.0]  # no budget in common
 
 
@@ -178,16 +183,16 @@ def test_several_pruners_are_seeds_of_a_label_or_bound_to_a_budget(run, saved: l
     ],
 )
 def test_a_mistake_about_pruners_is_one_sentence(run, saved, pruners: str, arguments: list[str], words: str) -> None:
-    code, out, err = run("--pruner", pruners.format(a=saved[0]), "--tasks", "pope", *arguments)
+    code, out, err = run("--pruner", pruners.format(a=saved[0]), "--tasks", "letters", *arguments)
     assert code != 0 and out == "" and words in err and err.count("\n") == 1
 
 
 def test_two_pruners_of_one_label_and_seed_are_refused(run, saved: list[Path], monkeypatch) -> None:
     from diffprune.config import make_config
 
-    config = make_config({"backbone": {"name": "scenes-nano"}, "budget": {"keep": 4}, "seed": 7})
+    config = make_config({"backbone": {"name": "llava", "weights": "some"}, "budget": {"keep": 4}, "seed": 7})
     monkeypatch.setattr("diffprune.evaluate.pruners.run_config", lambda path: config)
-    code, _, err = run("--pruner", f"{saved[0]},{saved[1]}", "--tasks", "pope")
+    code, _, err = run("--pruner", f"{saved[0]},{saved[1]}", "--tasks", "letters")
     assert code != 0 and "two pruners are listed as 'diffprune' with seed 7" in err
 
 
@@ -196,35 +201,8 @@ def test_a_pruner_saved_with_other_rules_is_measured_apart(
 ) -> None:
     from diffprune.model import PrunedVLM
 
-    model, processor = tiny_scenes.always_says("yes")
+    model, processor = tiny.always_says("A")
     packed = PrunedVLM(model, processor, method="diffprune", keep=4, positions="packed")
     packed.save_pretrained(tmp_path / "p", base_id=str(folder))
-    code, _, err = run("--pruner", f"{saved[0]},p={tmp_path / 'p'}", "--tasks", "pope")
+    code, _, err = run("--pruner", f"{saved[0]},p={tmp_path / 'p'}", "--tasks", "letters")
     assert code != 0 and "other rules for positions" in err
-
-
-# Pictures of other sizes ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("arguments", "sizes"), [([], "384"), (["--sizes", "varying"], "varying")])
-def test_pictures_have_the_size_the_folder_says_or_the_one_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sizes: str
-) -> None:
-    from tests.train.runs import save_model
-
-    folder = save_model(tmp_path / "model", "llava_next")
-    (folder / "scenes.json").write_text('{"sizes": "384"}')
-    out = tmp_path / "x.json"
-    code = cli._run([
-        "eval", "--model", str(folder), "--methods", "random", "--keep", "0.2", "--tasks", "pope", "--questions", "2",
-        "--seeds", "0", "--device", "cpu", "--out", str(out), *arguments,
-    ])  # fmt: skip
-    assert code == 0, capsys.readouterr().err
-    results = read_results(out)
-    assert f"pictures of sizes {sizes}" in results.notes
-    assert {row["method"] for row in results.rows} == {"full", "random"}
-
-
-def test_sizes_that_are_none_are_one_sentence(run) -> None:
-    code, out, err = run("--sizes", "large")
-    assert code != 0 and out == "" and "sizes='large' is no way to size pictures" in err and err.count("\n") == 1

@@ -8,6 +8,7 @@ import torch
 
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes import reference
+from tests import tiny
 
 SPEC = reference.ReferenceSpec(
     patch=32,
@@ -46,16 +47,7 @@ def pruned(method: Any = "full", keep: int | float = 1.0, **options: Any) -> Pru
 def say_always_(model: Any, tokenizer: Any, word: str) -> None:
     """Makes a model look at nothing: after any prompt it says the word, then ends."""
     (said,) = tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
-    language = model.model.language_model
-    with torch.no_grad():
-        for layer in language.layers:  # nothing is added, so a position's last state is its own embedding
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        language.embed_tokens.weight.fill_(1.0)
-        language.embed_tokens.weight[said] = -1.0
-        model.lm_head.weight.zero_()
-        model.lm_head.weight[said] = 1.0  # after anything but the word
-        model.lm_head.weight[tokenizer.eos_token_id] = -1.0  # after the word
+    tiny.say_always_(model, said, tokenizer.eos_token_id)
 
 
 def always_says(word: str) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 Each file has `build() -> (model, processor)`; the seed is fixed, weights are widened so that differences show.
 """
 
+import copy
 import importlib
 from functools import cache
 from typing import Any
@@ -90,3 +91,28 @@ def finish(model: Any, processor: Any) -> Any:
 def picture(seed: int = 0, size: tuple[int, int] = (100, 70)) -> Image.Image:
     """A picture of random pixels."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def say_always_(model: Any, token: int, end: int) -> None:
+    """Makes a model look at nothing: after any prompt it says the token, then ends."""
+    language = model.model.language_model
+    with torch.no_grad():
+        for layer in language.layers:  # nothing is added, so a position's last state is its own embedding
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        language.embed_tokens.weight.fill_(1.0)
+        language.embed_tokens.weight[token] = -1.0
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[token] = 1.0  # after anything but the token
+        model.lm_head.weight[end] = -1.0  # after the token
+
+
+def always_says(letter: str, family: str = "llava") -> tuple[Any, Any]:
+    """(model, processor) of a family; the model looks at nothing, says the letter and ends."""
+    built, processor = build(family)
+    model = copy.deepcopy(built)
+    (token,) = processor.tokenizer(letter, add_special_tokens=False)["input_ids"]
+    end = processor.tokenizer.eos_token_id
+    say_always_(model, token, end)
+    model.generation_config.eos_token_id = end
+    return model, processor

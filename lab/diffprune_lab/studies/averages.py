@@ -33,13 +33,13 @@ def average_of(model: str) -> Rule:
         raise ValueError(f"pictures of {model} differ in their number of tokens; measure the file anew")
     backbone = vlm.backbone
     scene = build_task("gqa", "test", 1).questions[0].scene
-    num_visual = encode_scenes(vlm, [scene], seeds=False, sizes=own_sizes(vlm)).tokens.counts.tolist()
+    num_visual = tuple(encode_scenes(vlm, [scene], seeds=False, sizes=own_sizes(vlm)).tokens.counts.tolist())
 
     def rule(method: str, keep: int | float) -> float | None:
         if method.partition("[")[0] not in METHODS:  # a label of its own, the oracle
             return None
         built = parse_method(method).build(block=backbone.block, language=backbone.language)
-        return visual_average(vlm.with_method(built, keep=keep), num_visual)
+        return visual_average(vlm.with_method(built, keep=keep), [num_visual])
 
     return rule
 

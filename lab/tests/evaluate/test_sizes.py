@@ -1,9 +1,8 @@
-"""Scenes through the runner on models with their own processor: ragged pictures, tiles, and what is refused."""
+"""Scenes through the runner on models with their own processor: ragged pictures and tiles."""
 
 import pytest
 import torch
 
-from diffprune.evaluate.pictures import join_tokens
 from diffprune.evaluate.runner import (
     EncodedQuestions,
     Measurement,
@@ -99,11 +98,6 @@ def test_the_oracle_knows_pictures_of_any_size(family: str) -> None:
     same_as_generate(family, encoded_of(family).oracle(), 6)
 
 
-def test_a_family_that_rewrites_the_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match="the paligemma family writes more than a picture's placeholders"):
-        encode_questions(pruned("paligemma"), SCENES_TASKS.build(("gqa",), count=1))
-
-
 @pytest.mark.parametrize("family", WAYS)
 def test_a_share_is_taken_of_each_picture_s_own_tokens(family: str) -> None:
     encoded = encoded_of(family)
@@ -112,31 +106,6 @@ def test_a_share_is_taken_of_each_picture_s_own_tokens(family: str) -> None:
     chosen = choose(pruned(family, "random"), encoded.tokens, keep=0.333, batch_size=2)
     assert chosen is not None
     assert (chosen >= 0).sum(-1).tolist() == [int(0.333 * count + 0.5) for count in counts.tolist()]
-
-
-def test_joined_batches_are_what_one_batch_gives() -> None:
-    scenes = [make_scene("test", index) for index in range(5)]
-    for family, sizes in WAYS.items():
-        vlm = pruned(family)
-        whole = encode_scenes(vlm, scenes, NEEDS, sizes=sizes)
-        parts = [encode_scenes(vlm, scenes[start : start + 2], NEEDS, sizes=sizes) for start in (0, 2, 4)]
-        joined = join_tokens([part.tokens for part in parts])
-        assert joined.grid == whole.tokens.grid and joined.seeds == whole.tokens.seeds
-        assert sum((part.placeholders for part in parts), ()) == whole.placeholders
-        for name in ("x", "mask", "boxes", "coords", "segment", "slots", "cls_attention", "keys"):
-            ours, theirs = getattr(joined, name), getattr(whole.tokens, name)
-            assert (ours is None) == (theirs is None), name
-            if ours is not None:
-                torch.testing.assert_close(ours, theirs, msg=name, atol=1e-4, rtol=1e-4)
-
-
-def test_planes_are_joined_too() -> None:
-    scenes = [make_scene("test", index) for index in range(2)]
-    vlm = pruned("qwen3_vl")
-    parts = [encode_scenes(vlm, [scene], sizes="varying").tokens for scene in scenes]
-    joined = join_tokens(parts)
-    assert len(joined.planes) == len(parts[0].planes) > 0
-    assert all(plane.shape == joined.x.shape for plane in joined.planes)
 
 
 @pytest.mark.parametrize("family", WAYS)

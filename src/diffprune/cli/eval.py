@@ -72,7 +72,7 @@ def command(
     import torch
 
     from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
-    from diffprune.evaluate.pruners import load_pruners, measurements, needs_of, parse_pruners, parse_seeds
+    from diffprune.evaluate.pruners import ORACLE, load_pruners, measurements, needs_of, parse_pruners, parse_seeds
     from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
     from diffprune.evaluate.sources import find_tasks
     from diffprune.methods.options import split_methods
@@ -92,6 +92,8 @@ def command(
         vlm, saved = load_pruners(folders, model, where, throttled=throttled)
         wanted = list(dict.fromkeys([*split_methods(methods), *(one.label for one in saved)]))
         needs = needs_of(wanted, saved)
+        if ORACLE in wanted:
+            asked.oracle((), ())  # a source without one says so now, not after its pictures are encoded
         if versus and versus not in wanted:
             raise ValueError(f"--versus {versus!r} is not among the methods measured; choose from {', '.join(wanted)}")
         encoded = encode_questions(vlm, asked, needs=needs, batch_size=batch_size, progress=progress)

@@ -113,7 +113,7 @@ def join_files(
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
     said = dict.fromkeys(part.notes for part in parts if part.notes)
     others = other_origins(parts, sheets, {one.entry.method for one in sheet.answers[1:]})
-    told = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
+    unstable = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
     rows = quality_rows(sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance)
     write_sheet(answers_file(out), sheet)
     return write_results(
@@ -126,7 +126,7 @@ def join_files(
         date=max(part.date for part in parts),
         versions=parts[0].versions,
         seeds=sorted({one.entry.seed for one in sheet.answers[1:]}),
-        notes="; ".join([*([notes] if notes else []), *said, *others, *([told] if differ else [])]),
+        notes="; ".join([*([notes] if notes else []), *said, *others, *([unstable] if differ else [])]),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int, Shaped
+from PIL import Image
 from torch import Tensor
 
 from diffprune.backbones.base import Batch, pad_rows
@@ -74,6 +75,18 @@ def placeholder_ids(vlm: PrunedVLM, batch: Batch) -> tuple[Ids, ...]:
             )
         found.append(known.setdefault(row[place:end], row[place:end]))
     return tuple(found)
+
+
+def require_several(vlm: PrunedVLM) -> None:
+    """A `ValueError` where a family encodes several pictures of one prompt otherwise than each by itself."""
+    image = Image.new("RGB", (96, 64))
+    one, two = (vlm.prepare([[image] * count], [ANY_QUESTION]) for count in (1, 2))
+    (ids,) = prompt_ids(vlm, [ANY_QUESTION], [placeholder_ids(vlm, one) * 2])
+    if list(ids) != two.features["input_ids"][0].tolist():
+        raise ValueError(
+            f"the {vlm.backbone.family} family encodes several pictures of a prompt otherwise than one; ask about one "
+            "picture a prompt, or choose a model of another family"
+        )
 
 
 def num_placeholders(tokens: VisualTokens) -> list[int]:

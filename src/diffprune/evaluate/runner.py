@@ -6,7 +6,7 @@ differ in size, and then in their number of tokens; a prompt has one, several or
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,15 @@ from torch import Tensor
 
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.evaluate.answers import Answers, Entry, Sheet
-from diffprune.evaluate.pictures import MADE_LATER, EncodedPictures, Ids, join_rows, pad_left, prompt_ids
+from diffprune.evaluate.pictures import (
+    MADE_LATER,
+    EncodedPictures,
+    Ids,
+    join_rows,
+    pad_left,
+    prompt_ids,
+    require_several,
+)
 from diffprune.evaluate.sources import Questions
 from diffprune.evaluate.task import Question, Task
 from diffprune.evaluate.throttled import Throttle
@@ -108,9 +116,9 @@ def encode_questions(
     """
     questions = questions.for_model(vlm)
     asked = [question for task in questions.tasks for question in task.questions]
-    known: dict[Any, int] = {}
-    rows = tuple(tuple(known.setdefault(image, len(known)) for image in question.images) for question in asked)
-    images = tuple(known)
+    rows, images = _distinct(asked)
+    if any(len(of_prompt) > 1 for of_prompt in rows):
+        require_several(vlm)
     parts: list[EncodedPictures] = []
     for start in range(0, len(images), batch_size):
         part = images[start : start + batch_size]
@@ -121,6 +129,21 @@ def encode_questions(
     placeholders = [[pictures.placeholders[row] for row in of_prompt] if pictures else [] for of_prompt in rows]
     ids = prompt_ids(vlm, [question.prompt for question in asked], placeholders)
     return EncodedQuestions(questions, images, pictures, rows, ids)
+
+
+def _distinct(asked: Sequence[Question]) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
+    """Of each question the rows of its pictures, and the pictures; equal ones, or the same object, are one."""
+    known: dict[Hashable, int] = {}
+    images: list[Any] = []
+
+    def row_of(image: Any) -> int:
+        key = image if isinstance(image, Hashable) else id(image)  # pictures of PIL and arrays have no hash
+        if key not in known:
+            known[key] = len(images)
+            images.append(image)
+        return known[key]
+
+    return tuple(tuple(map(row_of, question.images)) for question in asked), tuple(images)
 
 
 def question_batches(vlm: PrunedVLM, encoded: EncodedQuestions, batch_size: int) -> PromptBatches:
@@ -277,7 +300,7 @@ def evaluate(
     done: list[Answers] = []
     batches = question_batches(vlm, encoded, batch_size)
     num_visual = encoded.tokens.counts.tolist() if encoded.pictures is not None else []
-    of_prompts = [sum(num_visual[row] for row in rows) for rows in encoded.rows]
+    of_prompts = [tuple(num_visual[row] for row in rows) for rows in encoded.rows]
     for one in everything:
         pruned = vlm.with_method(one.pruner, keep=one.keep)
 
@@ -302,20 +325,22 @@ def evaluate(
     return done
 
 
-def visual_average(vlm: PrunedVLM, num_visual: Iterable[int]) -> float | None:
+def visual_average(vlm: PrunedVLM, num_visual: Iterable[tuple[int, ...]]) -> float | None:
     """Visual tokens a decoder layer holds, mean over layers and prompts, by the method's own rule.
 
     None where a method drops tokens before the language model: then every layer holds those that are kept.
 
     Args:
-        num_visual: Tokens of each prompt's pictures before any is dropped.
+        num_visual: For each prompt the tokens of its pictures before any is dropped.
     """
     method = vlm.method
     if not method.is_inside:
         return None
     times = Counter(num_visual)
     layers = len(vlm.backbone.language_model.layers)
-    held = sum(many * method.average(layers, count, vlm.budget.count(count)) for count, many in times.items())
+    held = sum(
+        many * method.average(layers, sum(counts), sum(map(vlm.budget.count, counts))) for counts, many in times.items()
+    )
     return held / times.total()
 
 

@@ -17,8 +17,8 @@ class Question:
     """One prompt and its right answer.
 
     Attributes:
-        images: The prompt's pictures, each a path, a picture, or whatever else its source encodes; hashable, so that a
-            picture asked about many times is encoded once. None at all where the prompt is text alone.
+        images: The prompt's pictures, each a path, a picture, or whatever else its source encodes; none where the
+            prompt is text alone. One that is asked about many times (equal, or the same object) is encoded once.
         answer: The right answer; a letter in multiple choice.
         answers: All accepted answers, such as ten annotators'; default: the right one.
         choices: The options in the order of their letters.

@@ -1,0 +1,81 @@
+"""`diffprune eval` on the scenes tasks: the oracle, splits and sizes of this world."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diffprune.cli import main as cli
+from diffprune.results import read_results
+from lab.tests import tiny_scenes
+from tests.train.runs import save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that always says yes, saved as the hub's files are."""
+    path = tmp_path_factory.mktemp("model")
+    model, processor = tiny_scenes.always_says("yes")
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], folder: Path):
+    """Runs eval on that model; gives its exit code, stdout and stderr."""
+
+    def run_arguments(*arguments: str) -> tuple[int, str, str]:
+        chosen = () if "--pruner" in arguments else ("--model", str(folder))
+        code = cli._run(["eval", *chosen, "--questions", "2", "--device", "cpu", *arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run_arguments
+
+
+def test_the_oracle_of_these_pictures_is_measured_too(run, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "x.json"
+    code, printed, _ = run(
+        "--methods", "full,random,oracle", "--keep", "8,0.1", "--tasks", "pope,gqa", "--seeds", "0,1", "--blind",
+        "--out", str(out), "--commit", "abc",
+    )  # fmt: skip
+    assert code == 0 and "retention" in printed
+    results = read_results(out)
+    assert results.name == "x" and results.commit == "abc" and results.seeds == [0, 1]
+    quality = {(row["method"], row["keep"], row["seed"]) for row in results.rows if "task" in row}
+    random = {("random", keep, seed) for keep in (8, 0.1) for seed in (0, 1)}
+    assert quality == random | {("full", 1.0, 0), ("oracle", 8, 0), ("oracle", 0.1, 0), ("blind", 1.0, 0)}
+    assert all("chance" in row for row in results.rows if "task" in row)
+    answers = json.loads(out.with_suffix(".answers.json").read_text())
+    assert {said for one in answers["runs"] for said in one["said"]} == {"yes"}
+
+
+@pytest.mark.parametrize(("arguments", "sizes"), [([], "384"), (["--sizes", "varying"], "varying")])
+def test_pictures_have_the_size_the_folder_says_or_the_one_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sizes: str
+) -> None:
+    folder = save_model(tmp_path / "model", "llava_next")
+    (folder / "scenes.json").write_text('{"sizes": "384"}')
+    out = tmp_path / "x.json"
+    code = cli._run([
+        "eval", "--model", str(folder), "--methods", "random", "--keep", "0.2", "--tasks", "pope", "--questions", "2",
+        "--seeds", "0", "--device", "cpu", "--out", str(out), *arguments,
+    ])  # fmt: skip
+    assert code == 0, capsys.readouterr().err
+    results = read_results(out)
+    assert f"pictures of sizes {sizes}" in results.notes
+    assert {row["method"] for row in results.rows} == {"full", "random"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tasks", "popp"], "there is no task 'popp'"),
+        (["--split", "tset"], "there is no split 'tset'"),
+        (["--sizes", "large"], "sizes='large' is no way to size pictures"),
+    ],
+)
+def test_a_mistake_is_one_sentence(run, arguments: list[str], words: str) -> None:
+    code, out, err = run(*arguments)
+    assert code != 0 and out == "" and words in err and err.count("\n") == 1

@@ -1,0 +1,134 @@
+"""The runner: what `eval` measures is what `generate` deploys, with every kind of method, and scored by task."""
+
+import math
+
+import pytest
+import torch
+
+from diffprune.evaluate.answers import quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.runner import Measurement, answer, choose, encode_questions, evaluate, make_sheet
+from diffprune.methods.base import NEEDS
+from diffprune.model import PrunedVLM
+from diffprune.results import check_rows
+from tests import tiny
+from tests.evaluate.memory import MEMORY, PICTURES
+
+METHODS = {
+    "choosing": [("random", 5), ("divprune", 0.4), ("uniform_grid", 1), ("diffprune", 0.3)],
+    "merging": [("visionzip", 6), ("tome", 6), ("average_pool", 4)],
+    "reading the text": [("mmtok", 5), ("text_cluster", 0.4)],
+    "inside the language model": [("fastv", 0.5), ("pyramiddrop", 0.4), ("sparsevlm", 6)],
+}
+
+
+def pruned(family: str, method="full", keep: int | float = 1.0, **options) -> PrunedVLM:
+    torch.manual_seed(0)
+    vlm = PrunedVLM(*tiny.build(family), method=method, keep=keep, **options)
+    if method == "diffprune":
+        torch.nn.init.normal_(vlm.method.scorer.head.weight)  # it starts with all logits equal
+    return vlm
+
+
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("family", ["llava", "llava_next", "qwen2_5_vl"])
+def test_what_is_measured_is_what_generate_deploys(family: str, kind: str) -> None:
+    """Prompts with one picture, two and none, asked one by one and in batches."""
+    vlm = pruned(family)
+    made = {(name, keep): pruned(family, name, keep) for name, keep in METHODS[kind]}
+    needs = frozenset[str]().union(*(one.method.needs for one in made.values())) & NEEDS
+    encoded = encode_questions(vlm, MEMORY.build(["words"], count=5), needs=needs, batch_size=2)
+    for (name, keep), deployed in made.items():
+        expected = [
+            deployed.generate(list(question.images) or None, question.prompt, max_new_tokens=3, do_sample=False)
+            for question in encoded.asked
+        ]
+        for batch_size in (1, 3):
+            said = answer(deployed, encoded, keep=keep, batch_size=batch_size, max_new_tokens=3)
+            assert said == expected, (name, batch_size)
+        assert len(set(expected)) > 1, "the tiny model does look"
+
+
+def test_pictures_are_left_out_where_a_measurement_is_blind() -> None:
+    vlm = pruned("llava")
+    encoded = encode_questions(vlm, MEMORY.build(["letters"], count=3))
+    _, blind = evaluate(vlm, encoded, [Measurement("blind", 1.0, 0, vlm.method, blind=True)], batch_size=2)
+    assert blind.said == [vlm.generate(None, prompt, max_new_tokens=8, do_sample=False) for prompt in encoded.prompts]
+
+
+def test_a_picture_is_encoded_once_for_all_methods_budgets_and_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = pruned("llava")
+    encoded: list[int] = []
+    kind = type(vlm.backbone)
+    encode = kind.encode
+
+    def counting(self, batch, needs=frozenset()):
+        encoded.append(batch.num_images)
+        return encode(self, batch, needs)
+
+    monkeypatch.setattr(kind, "encode", counting)
+    questions = encode_questions(vlm, MEMORY.build(["letters", "words"], count=8), needs=NEEDS & vlm.backbone.provides)
+    planned = [
+        Measurement(name, keep, 0, vlm.with_method(name).method)
+        for name in ("random", "visionzip", "fastv")
+        for keep in (4, 0.5)
+    ]
+    evaluate(vlm, questions, planned)
+    assert sum(encoded) == len(PICTURES) == len(questions.images)
+
+
+def test_several_pictures_of_a_prompt_are_refused_where_the_family_encodes_them_otherwise() -> None:
+    with pytest.raises(ValueError, match="the llava_onevision family encodes several pictures of a prompt otherwise"):
+        encode_questions(pruned("llava_onevision"), MEMORY.build(["words"], count=4))
+
+
+def test_questions_of_text_alone_are_answered_too() -> None:
+    vlm = pruned("llava")
+    task = MEMORY.build(["words"], count=4).tasks[0]
+    from dataclasses import replace
+
+    from diffprune.evaluate.sources import Questions
+
+    text_alone = Questions((replace(task, questions=[one for one in task.questions if not one.images]),))
+    encoded = encode_questions(vlm, text_alone)
+    assert encoded.pictures is None
+    said = answer(vlm.with_method("random", keep=2), encoded, keep=2, max_new_tokens=3)
+    assert said == [vlm.generate(None, prompt, max_new_tokens=3, do_sample=False) for prompt in encoded.prompts]
+
+
+@pytest.mark.parametrize("keep", [3, 0.333])
+def test_a_share_is_taken_of_each_picture_s_own_tokens(keep: int | float) -> None:
+    vlm = pruned("qwen2_5_vl", "random")
+    tokens = encode_questions(vlm, MEMORY.build(["letters"], count=3)).tokens
+    counts = tokens.counts.tolist()
+    assert len(set(counts)) > 1  # ragged
+    chosen = choose(vlm, tokens, keep=keep, batch_size=2)
+    assert chosen is not None
+    assert (chosen >= 0).sum(-1).tolist() == [3 if keep == 3 else int(0.333 * count + 0.5) for count in counts]
+
+
+def test_rows_are_scored_by_task_and_kept_with_their_questions(tmp_path) -> None:
+    model, processor = tiny.always_says("A")
+    vlm = PrunedVLM(model, processor)
+    encoded = encode_questions(vlm, MEMORY.build(["letters", "words"], count=4), needs=frozenset({"cls_attention"}))
+    reported: list[tuple[str, int, int]] = []
+    planned = [Measurement("random", 4, seed, vlm.with_method("random", seed=seed).method) for seed in (0, 1)]
+    planned.append(Measurement("cut", 4, 0, vlm.with_method("hidden_norm", layer=1).method))
+    answers = evaluate(vlm, encoded, planned, progress=lambda *state: reported.append(state))
+    assert {said for one in answers for said in one.said} == {"A"}
+    assert reported[-1] == ("answer", 4 * len(encoded.prompts), 4 * len(encoded.prompts))
+    assert all(math.isfinite(one.seconds) and one.seconds > 0 for one in answers)
+    rows = quality_rows(answers, answers[0])
+    check_rows(rows)
+    by_task = {(row["method"], row["seed"], row["task"]): row for row in rows if "task" in row}
+    assert len(by_task) == 4 * 2 and by_task["full", 0, "letters"]["score"] == 50.0
+    summaries = [row for row in rows if "retention" in row]
+    assert [(row["method"], row["n_seeds"]) for row in summaries] == [("full", 1), ("random", 2), ("cut", 1)]
+    for row in summaries:  # `words`, where nothing is right, is left out
+        assert row["retention"] == pytest.approx(100.0) and row["unchanged"] == 1.0
+    # A picture has 16 tokens in the first layer and 4 in the two others; five prompts have one, two have two.
+    assert [one.average for one in answers] == [None, None, None, (16 + 4 + 4) / 3 * (5 + 2 * 2) / 8]
+    write_sheet(tmp_path / "answers.json", make_sheet(encoded, answers))
+    again = read_sheet(tmp_path / "answers.json")
+    assert [question["prompt"] for question in again.questions] == encoded.prompts
+    assert [one.average for one in again.answers] == [one.average for one in answers]
+    assert [one.said for one in again.answers] == [one.said for one in answers]
