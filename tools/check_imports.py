@@ -34,7 +34,8 @@ LIBRARY: dict[str, set[str]] = {
     "schedules": set(),
     "registry": {"doors"},
     "results": {"atomic"},
-    "config": {"types", "schedules"},
+    "config_reader": set(),
+    "config": {"config_reader", "schedules", "types"},
     # the maths, what learns, the methods, and what they are given
     "ops": {"types"},
     "nn": {"ops", "types"},
@@ -97,7 +98,7 @@ PACKAGES = {
 
 
 def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of every import, wherever it stands; `from a import b` is `a.b`. Not those for types only."""
+    """Line and dotted name of every import in any place; `from a import b` is `a.b`. Those for types only do not count."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             continue
