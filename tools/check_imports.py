@@ -98,7 +98,7 @@ PACKAGES = {
 
 
 def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of every import in any place; `from a import b` is `a.b`. Those for types only do not count."""
+    """Line and dotted name of every import, in any place but for types only; `from a import b` is `a.b`."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             continue
