@@ -7,7 +7,7 @@ import torch
 
 from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
 from diffprune.registry import METHODS
-from diffprune.speed.timing import waiting_refused
+from diffprune.timing import waiting_refused
 from diffprune.types import VisualTokens
 from tests.methods.examples import make_method, make_tokens
 from tests.methods.looks import LooksRefused, never_looking

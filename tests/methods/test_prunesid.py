@@ -19,7 +19,7 @@ from diffprune.methods.prunesid import (
     subspace_loadings,
     suppress,
 )
-from diffprune.speed.timing import waiting_refused
+from diffprune.timing import waiting_refused
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
 from tests.methods.looks import never_looking

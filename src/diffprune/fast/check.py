@@ -29,7 +29,7 @@ from diffprune.fast.path import FastPath
 from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results, write_text
-from diffprune.speed.timing import copy_bandwidth, median_ms, times_ms, wall_ms
+from diffprune.timing import copy_bandwidth, median_ms, times_ms, wall_ms
 from diffprune.types import VisualTokens
 from diffprune_lab.studies.real_size import MODELS, build
 

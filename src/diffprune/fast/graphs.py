@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffprune.speed.timing import waiting_refused
+from diffprune.timing import waiting_refused
 
 # What the runtime, cuBLAS, cuDNN and Triton say where torch's own allocator was not the one to be refused.
 NO_ROOM = ("out of memory", "status_alloc_failed", "cudaerrormemoryallocation")
