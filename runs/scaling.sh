@@ -26,7 +26,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
 python=${PYTHON:-python3}
 work=${WORK:-out/scaling}
-export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
+export PYTHONPATH=$here/src:$here/lab PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 export HF_HUB_DISABLE_PROGRESS_BARS=1
 # Answers without TF32: those of the full model, which every process gives, must be the same in all of them.
@@ -151,7 +151,7 @@ pack_size() { # size: the weights as a model that can be loaded
 part() { # size, methods, seed
     local name=$1-${2//,/-}-$3 start=$SECONDS
     # shellcheck disable=SC2086  # options are words
-    "$python" -m diffprune probe scaling --backbone "scenes-qwen-$1" --methods "$2" --seeds "$3" --steps "$STEPS" \
+    "$python" -m diffprune_lab probe scaling --backbone "scenes-qwen-$1" --methods "$2" --seeds "$3" --steps "$STEPS" \
         --questions "$QUESTIONS" --weights "$work/packages" --work "$work/parts" --out "$out" --commit "$commit" \
         --minutes "$(awk "BEGIN { print ($ends - $(date +%s)) / 60 }")" $TINY_OPTIONS \
         >"$work/logs/$name.log" 2>&1 || echo "$name failed: $(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
