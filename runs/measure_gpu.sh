@@ -60,7 +60,7 @@ run_part() {
         ;;
     # The greedy tokens of both paths on 50 prompts of the scenes model; their logits at real size.
     same)
-        timeout 170 "$python" -m diffprune.fast.check --device "${DEVICE:-cuda}" --models scenes,llava --limit "${SAME_SECONDS:-130}" \
+        timeout 170 "$python" -m diffprune_lab.studies.fast_same --device "${DEVICE:-cuda}" --models scenes,llava --limit "${SAME_SECONDS:-130}" \
             --results "$out/fast_same.json" --commit "$commit" | grep -aE "scenes|agreement|exactness|FAILED" | cut -c1-200
         ;;
     selection)

@@ -92,3 +92,13 @@ def test_an_extra_imported_where_it_is_used_is_fine(check_imports, tmp_path):
 def test_committed_weights_stay_small(root):
     sizes = [path.stat().st_size for path in (root / "src").rglob("*.safetensors")]
     assert sum(sizes) <= 22e6 and all(size < 16 * 2**20 for size in sizes)
+
+
+def test_the_public_names_are_those_a_user_needs():
+    import diffprune as dp
+
+    wanted = {"load", "PrunedVLM", "Selection", "Budget", "train", "Config", "Pruner", "register", "methods"}
+    assert wanted | {"backbones", "ops"} <= set(dir(dp))
+    for name in dir(dp):
+        assert getattr(dp, name) is not None
+    assert callable(dp.train) and callable(dp.methods) and callable(dp.backbones)

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from diffprune.cli.main import _run
-from diffprune.evaluate.native import to_images
 from diffprune.loading import load_vlm
 from diffprune.model import PrunedVLM
 from diffprune.types import ImageSelection
 from diffprune.viz import end_similarity, light_up
 from diffprune_lab.scenes import make_scene, pack, render
+from diffprune_lab.scenes.encode import to_images
 
 
 def selection(keep: list[int]) -> ImageSelection:

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"results"},
     "model": {"backbones", "checkpoint", "fast", "loading", "methods", "nn", "ops", "registry", "results", "tiles"}
     | {"types"},
-    "scenes": {"evaluate", "results", "types"},
+    "scenes": {"backbones", "evaluate", "ops", "results", "types"},
     "scenes.oracle": {"methods", "registry", "types"},
     "scenes.world": {"results", "types"},
     "scenes.draw": {"results", "types"},

@@ -1,10 +1,14 @@
-"""Writes docs/methods.md, docs/backbones.md and docs/cli.md from what the code says of itself.
+"""Writes docs/methods.md, docs/methods/*.md, docs/backbones.md and docs/cli.md from what the code says of itself.
+
+A method's page opens with a block made from its `Card`, its docstring and its `Options`. What stands below the block is
+prose, written by hand where there is something to say; a new method has a page without any.
 
 python tools/make_catalogue.py
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import typing
@@ -15,12 +19,14 @@ from typing import Any
 from diffprune.cli.backbones import list_backbones
 from diffprune.cli.main import module_of, subcommands
 from diffprune.cli.methods import list_methods
+from diffprune.registry import METHODS
 from diffprune.results import Row, markdown_table, write_text
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from check_docs import method_page  # the rule for what is a method's page, in the tool that checks it
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+OPEN, CLOSE = "<!-- made from the code -->", "<!-- end of what is made from the code -->"
 NOTE = "Made by `make docs` from the code; do not edit by hand.\n"
 
 
@@ -51,6 +57,62 @@ def linked_name(name: str) -> str:
     """The name as code, linked to its page."""
     page = method_page(name, DOCS / "methods")
     return f"`{name}`" if page is None else f"[`{name}`](methods/{page.name})"
+
+
+def method_page_text(name: str, before: str) -> str:
+    """A method's page: the block made from the code, and the prose that `before` has around it."""
+    method = METHODS.get(name)
+    card = method.card
+    names = [other for other in METHODS.names() if METHODS.get(other) is method]
+    source = ", ".join(str(part) for part in (card.paper, card.year) if part) or "none, a control"
+    facts = [
+        ("names", ", ".join(f"`{other}`" for other in names)),
+        ("idea", card.idea),
+        ("place", method.place),
+        ("needs", ", ".join(f"`{need}`" for need in sorted(method.needs)) or "visual features alone"),
+        ("trained", "yes" if method.trained else "no"),
+        ("budget", card.budget),
+        ("source", source),
+        ("licence of the released code", card.licence or "-"),
+        ("certainty", card.certainty),
+    ]
+    block = [OPEN, "", *inspect.cleandoc(method.__doc__ or "").splitlines(), "", "| | |", "|---|---|"]
+    block += [f"| {key} | {value} |" for key, value in facts]
+    options = list(method_options(method.Options))
+    block += ["", markdown_table(options, ["option", "default", "meaning"]).rstrip()] if options else []
+    made = "\n".join([*block, "", "All methods: [methods.md](../methods.md).", "", CLOSE])
+    if OPEN in before:
+        head, _, rest = before.partition(OPEN)
+        return head + made + rest.partition(CLOSE)[2]
+    title, _, prose = (before or f"# {name}\n").partition("\n")
+    return f"{title}\n\n{made}\n{prose}"
+
+
+def method_options(options: type) -> Iterator[Row]:
+    """Name, default and meaning of each option, from the dataclass and the `Args` of its docstring."""
+    text = inspect.cleandoc(options.__doc__ or "").partition("Args:")[2]
+    meanings: dict[str, str] = {}
+    known = [field.name for field in dataclasses.fields(options)]
+    current: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        opening, _, rest = line.partition(": ")
+        names = opening.split(", ")
+        if all(name in known for name in names):
+            current, line = names, rest
+        for name in current:
+            meanings[name] = f"{meanings.get(name, '')} {line}".strip()
+    for field in dataclasses.fields(options):
+        yield {"option": f"`{field.name}`", "default": f"`{field.default!r}`", "meaning": meanings.get(field.name, "")}
+
+
+def method_pages() -> dict[Path, str]:
+    """The page of every method, variants on that of their method."""
+    found: dict[Path, str] = {}
+    for name in METHODS.names():
+        page = method_page(name, DOCS / "methods") or DOCS / "methods" / f"{name.partition('-')[0]}.md"
+        before = page.read_text(encoding="utf-8") if page.exists() else ""
+        found.setdefault(page, method_page_text(name, before))
+    return found
 
 
 def backbones_page() -> str:
@@ -125,10 +187,11 @@ def pages() -> dict[Path, str]:
         DOCS / "methods.md": methods_page(),
         DOCS / "backbones.md": backbones_page(),
         DOCS / "cli.md": cli_page(),
+        **method_pages(),
     }
 
 
 if __name__ == "__main__":
     for path, text in pages().items():
         write_text(path, text)
-        print(f"wrote docs/{path.name}")
+        print(f"wrote {path.relative_to(DOCS.parent)}")

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffprune.backbones.images import open_image, pixel_seed
+from diffprune.backbones.processors import open_image, pixel_seed
 from diffprune.methods.base import (
     Generators,
     LayerPruner,

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from diffprune.backbones._clip import block_attention, crop_boxes, encoder_layers
 from diffprune.backbones.base import Preset
-from diffprune.backbones.clip import block_attention, crop_boxes, encoder_layers
 from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens

@@ -179,3 +179,10 @@ def test_the_rounding_reaches_a_classifier() -> None:
         classifier = PrunedClassifier(model, processor, method="visionselector", native=native)
         num = int(classifier.encode(classifier.prepare([tiny.picture(1)])).tokens.counts[0])
         assert len(classifier.select([tiny.picture(1)], keep=2.75 / num)[0].keep) == 2 + rise
+
+
+def test_the_classifier_is_still_found_where_it_was_with_a_warning():
+    import diffprune as dp
+
+    with pytest.warns(DeprecationWarning, match=r"PrunedClassifier has moved to diffprune_lab\.classifier"):
+        assert dp.PrunedClassifier is PrunedClassifier

@@ -4,16 +4,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diffprune import backbones, methods, ops
+    from diffprune import backbones, methods, ops, train
+    from diffprune.config import RunConfig as Config
     from diffprune.loading import load
     from diffprune.methods.base import Pruner
     from diffprune.model import PrunedVLM
+    from diffprune.registry import register
     from diffprune.types import Budget, ImageSelection, Selection, VisualTokens
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Budget",
+    "Config",
     "ImageSelection",
     "PrunedVLM",
     "Pruner",
@@ -23,27 +26,51 @@ __all__ = [
     "load",
     "methods",
     "ops",
+    "register",
+    "train",
 ]
 
 # torch and transformers take seconds to import; a name brings in what it needs when it is first asked for.
 _HOME = {
-    "Budget": "diffprune.types",
-    "ImageSelection": "diffprune.types",
-    "PrunedVLM": "diffprune.model",
-    "Pruner": "diffprune.methods.base",
-    "Selection": "diffprune.types",
-    "VisualTokens": "diffprune.types",
-    "load": "diffprune.loading",
+    "Budget": "diffprune.types:Budget",
+    "Config": "diffprune.config:RunConfig",
+    "ImageSelection": "diffprune.types:ImageSelection",
+    "PrunedVLM": "diffprune.model:PrunedVLM",
+    "Pruner": "diffprune.methods.base:Pruner",
+    "Selection": "diffprune.types:Selection",
+    "VisualTokens": "diffprune.types:VisualTokens",
+    "load": "diffprune.loading:load",
+    "register": "diffprune.registry:register",
 }
-_PACKAGES = ("backbones", "methods", "ops")
+_PACKAGES = ("backbones", "methods", "ops", "train")  # all but `ops` can be called: methods(), backbones(), train(...)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        module, _, attribute = _HOME[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
     if name in _PACKAGES:
         return importlib.import_module(f"diffprune.{name}")
+    if name in _LEFT:
+        return _from_elsewhere(name)
     raise AttributeError(f"module 'diffprune' has no attribute {name!r}")
+
+
+# Public names that moved to another package, which brings them back by the entry-point group `diffprune.moved`; for one
+# release.
+_LEFT = ("PrunedClassifier",)
+
+
+def _from_elsewhere(name: str) -> Any:
+    import warnings
+
+    from diffprune import doors
+
+    found = doors.load(doors.MOVED, name)
+    if found is None:
+        raise AttributeError(f"{name} has moved to the lab, which is not installed here: pip install -e . -e lab")
+    warnings.warn(f"diffprune.{name} has moved to {found.__module__}", DeprecationWarning, stacklevel=3)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@
 | `diffprune.tasks`    | a source of questions, for `eval --tasks`                                            |
 | `diffprune.methods`  | a `Pruner` class                                                                     |
 | `diffprune.backbones`| a `Backbone` class                                                                   |
+| `diffprune.moved`    | a public name that has moved to that package                                         |
 
 An entry that cannot be imported is named in one warning and left out: it does not take the others down. A single file
 joins by `import_file`, on the command line `--plugin FILE`.
@@ -27,8 +28,8 @@ from typing import Any
 
 logger = logging.getLogger("diffprune")
 
-COMMANDS, MODELS, DATA, TASKS, METHODS, BACKBONES = (
-    f"diffprune.{group}" for group in ("commands", "models", "data", "tasks", "methods", "backbones")
+COMMANDS, MODELS, DATA, TASKS, METHODS, BACKBONES, MOVED = (
+    f"diffprune.{group}" for group in ("commands", "models", "data", "tasks", "methods", "backbones", "moved")
 )
 _joined: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}  # by `join`, for packages that are not installed
 

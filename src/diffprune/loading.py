@@ -133,8 +133,9 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
         damaged = damaged_file(Path(name) if source is None else source.folder(str(name)))
         if damaged is None:
             raise
-        is_brought = source is not None and str(name) in source.models
-        way_back = source.restore.format(path=damaged) if is_brought else "save or download the model again"
+        way_back = "save or download the model again"
+        if source is not None and str(name) in source.models:
+            way_back = source.restore.format(path=damaged)
         raise ValueError(f"{damaged} is damaged: {way_back}") from error
 
 

@@ -118,3 +118,4 @@ BACKBONES: Registry[type] = Registry(
     door=doors.BACKBONES,
     shared=frozenset({"base", "prompts", "splice", "processors", "tiles"}),
 )
+register = METHODS.register  # public as `dp.register`: a pruning method of one's own

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones.anyres import num_tiles_of, unpadded
+from diffprune.backbones._anyres import num_tiles_of, unpadded
 from diffprune.methods.base import Card, Merged, MergingPruner, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.tiles import shares, split_tiles

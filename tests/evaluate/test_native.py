@@ -8,11 +8,12 @@ import torch
 
 from diffprune.evaluate import native
 from diffprune.evaluate.answers import quality_rows, read_sheet, write_sheet
-from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery, scenes_tasks
+from diffprune.evaluate.native import Run, Throttle, answer, evaluate, open_gallery, scenes_tasks
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
 from diffprune_lab.scenes import make_scene, pack, render
+from diffprune_lab.scenes.encode import encode_scenes, to_images
 from diffprune_lab.scenes.tasks import TASKS
 from lab.tests import tiny_scenes
 
@@ -25,14 +26,14 @@ def gallery() -> native.Gallery:
 
 
 def pictures_of(gallery: native.Gallery) -> list:
-    images = native.to_images(render(pack(gallery.scenes)))
+    images = to_images(render(pack(gallery.scenes)))
     return [images[row] for row in gallery.picture]
 
 
 def test_a_picture_is_encoded_as_its_processor_would_have_it() -> None:
     vlm = tiny_scenes.pruned("cls_attention")
     scenes = [make_scene("test", index) for index in range(3)]
-    images = native.to_images(render(pack(scenes)))
+    images = to_images(render(pack(scenes)))
     ours = encode_scenes(vlm, scenes, frozenset({"cls_attention"})).tokens
     theirs = vlm.encode(vlm.prepare(images, ["what?"] * 3))
     assert theirs is not None and theirs.cls_attention is not None and ours.cls_attention is not None

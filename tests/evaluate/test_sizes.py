@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from diffprune.evaluate import native
-from diffprune.evaluate.native import Run, Throttle, answer, encode_scenes, evaluate, open_gallery
+from diffprune.evaluate.native import Run, Throttle, answer, evaluate, open_gallery
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.train.captions import item_regions
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.encode import encode_scenes, scene_images
 from diffprune_lab.scenes.oracle import items
 from diffprune_lab.scenes.pixels import takes_pixels
 from diffprune_lab.scenes.sizes import picture_size
@@ -37,7 +38,7 @@ def gallery_of(family: str) -> native.Gallery:
 
 
 def pictures_of(gallery: native.Gallery) -> list:
-    images = native.scene_images(gallery.scenes, gallery.sizes)
+    images = scene_images(gallery.scenes, gallery.sizes)
     return [images[row] for row in gallery.picture]
 
 

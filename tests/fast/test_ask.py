@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diffprune.cli import main as cli
-from diffprune.fast import path as fast_path
+from diffprune.fast import build
 from tests import tiny
 
 
@@ -33,7 +33,7 @@ def test_where_nothing_can_be_compiled_the_reference_path_answers_and_that_is_sa
     arguments = ["ask", "--model", "scenes-nano", "--image", str(tmp_path / "a.png"), "--json", "What color is it?"]
     assert cli._run(arguments) == 0
     wanted = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(fast_path.CacheStore, "reserve", full)
+    monkeypatch.setattr(build.CacheStore, "reserve", full)
     assert cli._run([*arguments, "--fast"]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)

@@ -1,19 +1,17 @@
 """Captures: what is put back after one, and which choices become graphs. The device is made up; a GPU is not needed."""
 
 import gc
+import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from diffprune.fast import graphs
-from diffprune.fast import path as fast_path
-from diffprune.fast.buckets import Picture
+from diffprune.fast import graphs, verify
 from diffprune.fast.graphs import Stage, capturing, settled_heap
-from diffprune.fast.vision import Encoded
 
 
 class MadeUpDevice:
@@ -134,13 +132,9 @@ def test_a_stage_that_is_not_captured_needs_no_device() -> None:
 # --- choices ----------------------------------------------------------------------------------------------------------
 
 
-def capturable(say: Any = lambda sentence: None) -> bool:
+def capturable(warn: Any = lambda sentence: None) -> bool:
     """Whether a choice of one of four tokens can be captured."""
-    about = {"grid": ((2, 2),), "seeds": (0,)}
-    picture = Picture.build(
-        lambda pixels: Encoded(torch.zeros(1, 4, 2), None, None), torch.zeros(1, 3, 2, 2), 1, about, capture=False
-    )
-    return fast_path.capturable(lambda x, into: None, picture, 1, say=say)
+    return verify.capturable(lambda x, into: None, torch.zeros(1, 4, 2), 1, warn=warn)
 
 
 def test_a_choice_that_waits_for_the_device_is_not_even_tried(
@@ -158,7 +152,7 @@ def test_a_choice_that_waits_for_the_device_is_not_even_tried(
 def test_a_choice_whose_capture_fails_is_said_with_its_reason(
     device: MadeUpDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_path, "waits_for_device", lambda call: False)
+    monkeypatch.setattr(verify, "waits_for_device", lambda call: False)
     said: list[str] = []
     assert capturable(said.append) and said == []
     device.fails_at_the_end = True
@@ -179,3 +173,22 @@ def test_an_error_that_speaks_of_no_waiting_is_no_answer(monkeypatch: pytest.Mon
     assert not graphs.waits_for_device(lambda: None)
     with pytest.raises(RuntimeError, match="shapes differ"):
         graphs.waits_for_device(broken)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_waiting_is_refused_inside_and_allowed_behind_whatever_happens(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[str] = []
+
+    def set_mode(mode: str) -> None:
+        modes.append(mode)
+        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with pytest.raises(RuntimeError) if fails else nullcontext(), graphs.waiting_refused():
+        assert modes == ["error"]
+        if fails:
+            raise RuntimeError("called a synchronizing CUDA operation")
+    assert modes == ["error", "default"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffprune.fast import path as fast_path
+from diffprune.fast import build
 from diffprune.model import PrunedVLM
 from tests import tiny
 from tests.fast.faults import Miscompiler
@@ -78,7 +78,7 @@ def assert_same_answers(vlm: PrunedVLM) -> None:
 def test_what_the_compiler_gets_wrong_is_captured_without_it(
     method: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_path, "Compiler", Miscompiler)
+    monkeypatch.setattr(build, "Compiler", Miscompiler)
     monkeypatch.setattr(Miscompiler, "wrong", wrong)
     vlm = on_gpu("llava", method)
     assert vlm.fast.decoder.compiled == (wrong == "one_block")  # which is the tower's

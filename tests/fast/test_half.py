@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from diffprune.fast.path import rounding
+from diffprune.fast.verify import rounding
 from diffprune.loading import load_base
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes import pack, render

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from diffprune.fast.graphs import waiting_refused
 from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
 from diffprune.registry import METHODS
-from diffprune.timing import waiting_refused
 from diffprune.types import VisualTokens
 from tests.methods.examples import make_method, make_tokens
 from tests.methods.looks import LooksRefused, never_looking

@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from diffprune.fast.graphs import capturing
+from diffprune.fast.graphs import capturing, waiting_refused
 from diffprune.methods.base import build_method
 from diffprune.methods.prunesid import (
     PruneSID,
@@ -19,7 +19,6 @@ from diffprune.methods.prunesid import (
     subspace_loadings,
     suppress,
 )
-from diffprune.timing import waiting_refused
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
 from tests.methods.looks import never_looking

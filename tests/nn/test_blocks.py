@@ -23,6 +23,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from diffprune.nn import Block, BlockSpec
 from diffprune.nn.blocks import rotary_angles
+from diffprune.registry import BACKBONES
 
 # Last two parts of a tower's parameter names (without weight/bias), ours after them; "qkv" is split in three.
 NAMES = {
@@ -100,7 +101,7 @@ def test_our_block_is_the_tower_s_block_with_rotary_positions(name: str) -> None
     config, block_class = ROTARY_TOWERS[name]
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    spec = BlockSpec.from_config(config)
+    spec = BACKBONES.get(name).tower_block(config)
     tower, ours = block_class(config).eval(), Block(spec)
     random_weights(tower)
     copy_weights(tower, ours)
@@ -119,7 +120,7 @@ def test_rotary_angles_are_qwen_s_own() -> None:
     frequencies = 1.0 / 10000.0 ** (torch.arange(0, 8, 2) / 8)
     half = torch.cat([coords[0, :, :1] * frequencies, coords[0, :, 1:] * frequencies], dim=-1)
     expected = torch.cat([half, half], dim=-1)
-    torch.testing.assert_close(rotary_angles(coords, BlockSpec.from_config(config))[0], expected)
+    torch.testing.assert_close(rotary_angles(coords, BACKBONES.get("qwen2_5_vl").tower_block(config))[0], expected)
 
 
 @pytest.mark.parametrize("norm, qk_norm", [("layer_norm", False), ("rms_norm", True)])
@@ -160,17 +161,15 @@ def test_a_model_s_config_gives_the_block_of_its_tower() -> None:
     assert BlockSpec.from_config(config).mlp_width == 48
 
 
-def test_an_older_config_with_the_bare_family_name_is_read() -> None:
-    config = Qwen2_5_VLVisionConfig(hidden_size=32, num_heads=2, intermediate_size=24)
-    older = SimpleNamespace(
-        model_type="qwen2_5_vl", hidden_size=32, num_heads=2, intermediate_size=24, hidden_act="silu"
-    )
-    assert BlockSpec.from_config(older) == BlockSpec.from_config(config)
-
-
 def test_an_unknown_tower_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"model_type='swin' .*BlockSpec\(width="):
         BlockSpec.from_config(SimpleNamespace(model_type="swin"))
+
+
+@pytest.mark.parametrize("name", ROTARY_TOWERS)
+def test_a_tower_built_otherwise_is_refused_and_left_to_its_family(name: str) -> None:
+    with pytest.raises(ValueError, match=r"not built like CLIP's .*layer_norm_eps.*\.backbone\.block"):
+        BlockSpec.from_config(ROTARY_TOWERS[name][0])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffprune.fast.graphs import waiting_refused
 from diffprune.ops import RESPONSES, gumbel_topk, hard_mask, hard_topk, soft_topk, vp_noise
-from diffprune.timing import waiting_refused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

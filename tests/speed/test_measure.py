@@ -2,8 +2,7 @@
 
 import pytest
 
-from diffprune import timing
-from diffprune.speed import measure, stages
+from diffprune.speed import measure, stages, timing
 from diffprune.speed.stages import EagerRequest
 from tests.clock import FakeClock
 from tests.speed.sample import batch_of

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
-from diffprune.shapes import byte_tokenizer
+from diffprune.backbones._presets import byte_tokenizer
 
 WIDTH, LAYERS, HEADS, MLP = 64, 3, 4, 128
 SIDE, PATCH = 56, 14  # of the pictures that towers with one fixed size take

@@ -17,8 +17,8 @@ from lab.tests import tiny_scenes
 
 
 def test_a_caption_batch_is_what_prepare_would_give() -> None:
-    from diffprune.evaluate.native import to_images
     from diffprune_lab.scenes import pack, render
+    from diffprune_lab.scenes.encode import to_images
 
     vlm = tiny_scenes.pruned("diffprune")
     scenes = [make_scene("train", index) for index in range(3)]

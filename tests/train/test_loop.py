@@ -9,7 +9,7 @@ from torch import Tensor
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.nn import BlockSpec
-from diffprune.train import train
+from diffprune.train.loop import train
 from diffprune.types import VisualTokens
 
 STEPS, NUM_TOKENS, WIDTH, CLASSES = 20, 12, 32, 4

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from diffprune.evaluate import metrics
 from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.native import Gallery, Run, choose, to_images
+from diffprune.evaluate.native import Gallery, Run, choose
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes import pack, render
+from diffprune_lab.scenes.encode import to_images
 from diffprune_lab.scenes.tasks import Question
 
 SHOWN_TASKS = ("textvqa", "gqa", "scienceqa", "vqav2", "mmbench", "vizwiz", "seed", "pope")

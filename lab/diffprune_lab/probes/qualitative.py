@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from diffprune.evaluate.native import own_sizes, scene_images
 from diffprune.model import PrunedVLM
 from diffprune.types import Budget
 from diffprune.viz import compare_ends, save_matrix
 from diffprune_lab.probes.store import Row, interval
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.encode import own_sizes, scene_images
 
 NAME = "qualitative"
 NOTE = (

@@ -19,7 +19,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffprune.config import RunConfig
-from diffprune.evaluate.native import own_sizes
 from diffprune.methods.base import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
@@ -31,6 +30,7 @@ from diffprune.train.sampler import noise_generator
 from diffprune.train.throttled import load_throttled, run_config
 from diffprune_lab.probes.figures import COLOURS, figure
 from diffprune_lab.probes.store import Row, interval, rounded
+from diffprune_lab.scenes.encode import own_sizes
 
 NAME = "temperature"
 NOTE = (

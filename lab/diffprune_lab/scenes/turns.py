@@ -18,6 +18,7 @@ from transformers import LlamaModel, PreTrainedTokenizerFast, Qwen2_5_VLTextMode
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
+from diffprune.ops import rotate
 from diffprune_lab.scenes.reference import PIECES
 
 IGNORE = -100  # cross-entropy's mark for "no target here"
@@ -162,19 +163,11 @@ def turn_bias(
     return bias[:, None]
 
 
-def rotate(
-    states: Float[Tensor, "B H T E"], cos: Float[Tensor, "#B 1 T E"], sin: Float[Tensor, "#B 1 T E"]
-) -> Float[Tensor, "B H T E"]:
-    """Rotary positions, in the arrangement of the stock LLaMA."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-second, first), dim=-1) * sin
-
-
 def project_heads(
     layer: LlamaDecoderLayer | Qwen2_5_VLDecoderLayer,
     states: Float[Tensor, "B S L"],
-    cos: Float[Tensor, "B 1 S E"],
-    sin: Float[Tensor, "B 1 S E"],
+    cos: Float[Tensor, "B S E"],
+    sin: Float[Tensor, "B S E"],
 ) -> tuple[Float[Tensor, "B H S E"], Float[Tensor, "B H S E"], Float[Tensor, "B H S E"]]:
     """(query, key, value) of a stock LLaMA or Qwen layer, all of its heads with keys of their own."""
     attention, normed = layer.self_attn, layer.input_layernorm(states)
@@ -250,7 +243,7 @@ def shared_prefix_states(
     states = torch.cat((prefix, turns), dim=1)
     positions = torch.cat((prefix_positions, turn_positions), dim=-1)
     # Angles grow with the position, so float32 whatever the states are; the first argument lends its type only.
-    cos, sin = (part[:, None] for part in language.rotary_emb(states.new_empty(0, dtype=torch.float32), positions))
+    cos, sin = language.rotary_emb(states.new_empty(0, dtype=torch.float32), positions)
     bias = None
     for layer in language.layers:
         query, key, value = parts.project(layer, states, cos, sin)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.evaluate.answers import answers_file, read_sheet, write_sheet
-from diffprune.evaluate.native import encode_scenes, own_sizes, visual_average
+from diffprune.evaluate.native import visual_average
 from diffprune.loading import load_base
 from diffprune.methods.named import parse_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS
 from diffprune.results import read_results, write_results
+from diffprune_lab.scenes.encode import encode_scenes, own_sizes
 from diffprune_lab.scenes.tasks import build_task
 
 Rule = Callable[[str, int | float], float | None]  # of a method and a budget, as a row has them

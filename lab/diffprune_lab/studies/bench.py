@@ -24,7 +24,7 @@ from diffprune.nn import Block, BlockSpec, DiagonalBlock
 from diffprune.ops import soft_topk
 from diffprune.results import write_results
 from diffprune.speed.subject import load_subject, picture, with_method
-from diffprune.timing import time_ms
+from diffprune.speed.timing import time_ms
 
 NOTES = (
     "Medians of runs taken in turns; operators forward and backward. ratio = reference_ms / ours_ms: above 1 ours is "

@@ -22,7 +22,7 @@ from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, Trainable
 from diffprune.nn import BlockSpec
 from diffprune.registry import METHODS
 from diffprune.results import source_commit, write_results
-from diffprune.timing import time_ms
+from diffprune.speed.timing import time_ms
 from diffprune.types import Grid, VisualTokens
 
 NOTES = (

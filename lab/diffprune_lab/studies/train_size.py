@@ -42,7 +42,7 @@ from diffprune.results import device_name, write_results
 from diffprune.shapes import SHAPES, build, require_gpu
 from diffprune.speed import flops
 from diffprune.speed.gpus import GPUS, gpu_of_device
-from diffprune.timing import matrix_rate, synchronize
+from diffprune.speed.timing import matrix_rate, synchronize
 from diffprune.train.frozen import recomputing
 from diffprune.train.run import Part, Run
 from diffprune.train.watch import peak_memory_gb

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.backbones.clip import grid_boxes
+from diffprune.backbones._clip import grid_boxes
 from diffprune.types import VisualTokens
 from diffprune_lab.scenes import PICTURE, make_scene
 from diffprune_lab.scenes.oracle import Oracle, items, rank_tokens

@@ -3,17 +3,11 @@
 import pytest
 import torch
 
-from diffprune.evaluate.native import (
-    ANY_QUESTION,
-    answer,
-    encode_scenes,
-    open_gallery,
-    placeholder_ids,
-    scene_images,
-)
+from diffprune.evaluate.native import answer, open_gallery
 from diffprune.model import PrunedVLM
 from diffprune.train.captions import INSTRUCTION, caption_batch
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.encode import ANY_QUESTION, encode_scenes, placeholder_ids, scene_images
 from diffprune_lab.scenes.pixels import make_features, takes_pixels
 from diffprune_lab.scenes.sizes import draw_sized
 from lab.tests import tiny_scenes, tiny_sized

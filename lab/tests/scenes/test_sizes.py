@@ -3,42 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from diffprune.evaluate.native import to_images
-from diffprune_lab.scenes import PICTURE, make_scene, pack, render
-from diffprune_lab.scenes.sizes import SIDES, draw_sized, model_sizes, picture_size, resize
-
-
-@pytest.mark.parametrize("kernel", ["bilinear", "bicubic"])
-@pytest.mark.parametrize(("height", "width"), [(160, 272), (384, 384), (208, 176), (96, 700), (192, 50)])
-def test_a_resized_picture_is_pillow_s_to_the_bit(height: int, width: int, kernel: str) -> None:
-    pixels = render(pack([make_scene("test", index) for index in range(3)]))
-    for ours, image in zip(resize(pixels, height, width, kernel), to_images(pixels), strict=True):
-        for size in ((width, PICTURE), (width, height)):
-            image = image.resize(size, Image.Resampling[kernel.upper()])
-        assert np.array_equal(ours.permute(1, 2, 0).numpy(), np.asarray(image))
-
-
-def test_a_picture_of_one_color_keeps_it_and_one_of_the_same_size_its_pixels() -> None:
-    for value in (0, 1, 127, 255):
-        flat = torch.full((1, 3, PICTURE, PICTURE), value, dtype=torch.uint8)
-        assert (resize(flat, 176, 384) == value).all()
-    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 20, 30), dtype=np.uint8))
-    assert torch.equal(resize(noise, 20, 30), noise)
-
-
-def test_a_mirrored_picture_stays_mirrored() -> None:
-    pixels = render(pack([make_scene("test", 5)]))
-    assert torch.equal(resize(pixels.flip(-1), 176, 256), resize(pixels, 176, 256).flip(-1))
-
-
-def test_an_empty_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 x 10 pixels is empty"):
-        resize(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 0, 10)
+from diffprune_lab.scenes import make_scene, pack, render
+from diffprune_lab.scenes.sizes import SIDES, draw_sized, model_sizes, picture_size
 
 
 def test_varying_sizes_follow_from_split_and_number_and_are_all_there() -> None:

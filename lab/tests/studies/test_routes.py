@@ -11,6 +11,7 @@ from diffprune.methods.p_mod import PMod
 from diffprune.model import PrunedVLM
 from diffprune.results import read_results
 from diffprune_lab.scenes import pack, render
+from diffprune_lab.scenes.encode import to_images
 from diffprune_lab.studies import routes
 from lab.tests import tiny_scenes
 
@@ -22,7 +23,7 @@ def test_one_set_in_every_layer_with_weights_of_1_is_dropping_it_before_the_mode
     gallery = native.open_gallery(vlm, ("gqa",), count=3)
     assert isinstance(vlm.method, PMod)
     rerouted = vlm.with_method(routes.Rerouted(vlm.method, WEIGHTLESS, gallery.oracle()), keep=9)
-    images = native.to_images(render(pack(gallery.scenes)))
+    images = to_images(render(pack(gallery.scenes)))
     batch = vlm.prepare(images, ["what?"] * len(images), ["a star"] * len(images))
     tokens = vlm.encode(batch)
     assert tokens is not None

@@ -5,8 +5,8 @@ nothing and subclasses nothing, so the model stays what it was.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,50 +14,15 @@ from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
-from diffprune.backbones.images import open_image, pixel_seed
+from diffprune.backbones import prompts, splice
+from diffprune.backbones._presets import Preset
+from diffprune.backbones.processors import Picture, move_features, open_by_prompt, pixel_seed
+from diffprune.backbones.prompts import IGNORE, Batch, Exchange, behind_prompt
+from diffprune.backbones.splice import NEWLINE_RULES, real_columns_first  # noqa: F401  # other packages ask here
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
-from diffprune.ops import take_tokens
-from diffprune.types import LMInputs, Origin, VisualTokens
-
-IGNORE = -100  # label of a position without a target
-ANSWER = "\0"  # stands for an answer while the chat template lays out what is between answers
-NEWLINE_RULES = ("rows", "all", "none")
-
-Exchange = tuple[str, str]  # a question and its answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Prompts and pictures, ready for the model.
-
-    Args:
-        features: What the processor gave: ids, mask, pixels and whatever the family adds. Left-padded.
-        row_of_image: The prompt each image belongs to.
-        sizes: (width, height) of each original picture.
-        seeds: One number per picture, made from its pixels.
-        positions: Of every token, where they were numbered before: prompts that are spliced many times.
-    """
-
-    features: dict[str, Tensor]
-    row_of_image: tuple[int, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = ()
-    seeds: tuple[int, ...] = ()
-    labels: Tensor | None = None
-    positions: Int[Tensor, "*R B T"] | None = None
-
-    @property
-    def num_images(self) -> int:
-        return len(self.row_of_image)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A real size of a family: the hub id, and how many visual tokens a picture gives there."""
-
-    hub_id: str
-    num_visual: str
-    note: str = field(default="")
+from diffprune.ops import pad_rows, take_tokens  # noqa: F401
+from diffprune.types import LMInputs, VisualTokens
 
 
 class Backbone(ABC):
@@ -69,12 +34,14 @@ class Backbone(ABC):
     family: ClassVar[str]
     presets: ClassVar[dict[str, Preset]] = {}
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
-    # Per-token features of the processor that are gathered together with the ids.
-    sequence_features: ClassVar[tuple[str, ...]] = ()
+    # Per-token features of the processor that are gathered together with the ids, and their value in an answer.
+    sequence_features: ClassVar[Mapping[str, int]] = {}
     # Whether a position is one number: then a release that shortens the prompt numbers it anew.
     plain_positions: ClassVar[bool] = True
     # Per-image features of the processor, one row each, that `positions` reads.
     picture_features: ClassVar[tuple[str, ...]] = ()
+    # The tower as functions that the fast path compiles, "module:class"; None where the stock tower runs there too.
+    compiled_tower: ClassVar[str | None] = None
 
     def __init__(self, model: nn.Module, processor: Any) -> None:
         self.model = cast(Any, model)
@@ -99,16 +66,33 @@ class Backbone(ABC):
     def project(self, x: Float[Tensor, "B K D"]) -> Float[Tensor, "B K L"]:
         """Features in the language model's space; each token by itself."""
 
-    @property
-    @abstractmethod
-    def block(self) -> BlockSpec:
-        """The kind of block the vision tower is made of."""
-
     @abstractmethod
     def vision_modules(self) -> dict[str, nn.Module]:
         """The parts a pruner depends on (tower and projector), for the fingerprint."""
 
+    # ------------------------------------------------------------------------------------- what its config says
+
+    @classmethod
+    def tower_block(cls, config: Any) -> BlockSpec:
+        """The kind of block the vision tower is made of; default: one like CLIP's."""
+        return BlockSpec.from_config(config)
+
+    @classmethod
+    def num_newlines(cls, config: Any, size: tuple[int, int]) -> int:
+        """Placeholders without picture content of a picture of (width, height)."""
+        return 0
+
+    @classmethod
+    def num_encoded(cls, config: Any, size: tuple[int, int], num_visual: int) -> int:
+        """Tokens the tower works on for a picture of (width, height); more than stay where padding is cut away."""
+        return num_visual
+
     # ------------------------------------------------------------------------------------- what most families share
+
+    @property
+    def block(self) -> BlockSpec:
+        """The kind of block scorers are made of: the tower's own."""
+        return self.tower_block(self.config)
 
     @property
     def config(self) -> Any:
@@ -209,9 +193,9 @@ class Backbone(ABC):
             chat: Put questions into the model's chat template.
         """
         texts = [text] if isinstance(text, str) else list(text)
-        pictures = _per_prompt(images, num_prompts=len(texts), single=isinstance(text, str))
-        prompts = [self._prompt(question, len(row), chat) for question, row in zip(texts, pictures, strict=True)]
-        features = self.process(pictures, prompts)
+        pictures = open_by_prompt(images, num_prompts=len(texts), single=isinstance(text, str))
+        asked = [self._prompt(question, len(row), chat) for question, row in zip(texts, pictures, strict=True)]
+        features = self.process(pictures, asked)
         labels = None
         if answers is not None:
             if len(answers) != len(texts):
@@ -222,14 +206,9 @@ class Backbone(ABC):
             tails = [self._tail(*talk) for talk in zip(texts, answers, talks, strict=True)]
             features, labels = self._append(features, [ids for ids, _ in tails], [targets for _, targets in tails])
         device, dtype = self.model.get_input_embeddings().weight.device, self.model.dtype
-        moved = {
-            key: value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
-            for key, value in features.items()
-            if isinstance(value, Tensor)
-        }
         flat = [image for row in pictures for image in row]
         return Batch(
-            features=moved,
+            features=move_features(features, device, dtype),
             row_of_image=tuple(row for row, images_of in enumerate(pictures) for _ in images_of),
             sizes=tuple(image.size for image in flat),
             seeds=tuple(pixel_seed(image) for image in flat),
@@ -242,29 +221,26 @@ class Backbone(ABC):
         kwargs: dict[str, Any] = {"images": flat} if flat else {}
         return dict(self.processor(text=prompts, padding=True, padding_side="left", return_tensors="pt", **kwargs))
 
+    def keeps_size(self, size: tuple[int, int]) -> bool:
+        """Whether the processor leaves a picture of (width, height) as large as it is and `pixel_features` serves."""
+        return False
+
+    def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
+        """What the processor would give for such pictures beside the ids of a prompt, made on their device."""
+        raise AssertionError(f"{self.family} keeps the size of no picture")
+
     def placeholder_prompt(self, num_images: int) -> str:
         """The shortest text that holds `num_images` placeholders."""
         return self.image_token * num_images
 
     def _prompt(self, text: str, num_images: int, chat: bool) -> str:
-        found = text.count(self.image_token)
-        if found == 0 and chat:
-            if getattr(self.processor, "chat_template", None):
-                content: list[dict[str, str]] = [{"type": "image"}] * num_images + [{"type": "text", "text": text}]
-                message = [{"role": "user", "content": content}]
-                text = self.processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-                found = text.count(self.image_token)
+        """The text that is given to the processor: a question in the chat template, a prompt as it is."""
+        if chat and self.image_token not in text:
+            if prompts.has_template(self.processor):
+                text = prompts.in_template(self.processor, text, num_images)
             elif not text:
                 return self.placeholder_prompt(num_images)
-        if found == 0 and num_images > 0:
-            raise ValueError(
-                f"the prompt holds no image placeholder for {num_images} image(s); "
-                f"put {self.image_token} where each belongs"
-            )
-        if found != num_images:
-            raise ValueError(
-                f"{num_images} image(s) for {found} placeholder(s) {self.image_token}; give one image each"
-            )
+        prompts.require_placeholders(text, num_images, self.image_token)
         return text
 
     def _answer_ids(self, answer: str) -> list[int]:
@@ -286,54 +262,22 @@ class Backbone(ABC):
         return ids, targets
 
     def _between(self, questions: Sequence[str]) -> list[str]:
-        """What stands in the model's chat template between one answer and the next; each answer has its end already."""
-        if not getattr(self.processor, "chat_template", None):
-            raise ValueError(
-                f"{self.family} has no chat template, so a conversation of {len(questions)} questions cannot be laid "
-                "out; train on one question and answer for each picture"
-            )
-        turns = [
-            {"role": role, "content": [{"type": "text", "text": text}]}
-            for question in questions
-            for role, text in (("user", question), ("assistant", ANSWER))
-        ]
-        between = []
-        for number in range(1, len(questions)):  # a record may open its answers otherwise than a prompt does
-            asked = turns[: 2 * number + 1]
-            whole = self.processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-            if whole.count(ANSWER) != number:
-                raise ValueError(f"the chat template of {self.family} cannot lay out {number + 1} questions in a row")
-            between.append(whole.rpartition(ANSWER)[2])
-        for text in between:
-            if self.image_token in text:
-                raise ValueError(f"a later question holds {self.image_token}; pictures belong to the first one")
-        end = self.tokenizer.eos_token or ""
-        return [text.lstrip(" ").removeprefix(end) for text in between]
+        """What stands in the model's chat template between one answer and the next."""
+        return prompts.between_answers(
+            self.processor,
+            questions,
+            family=self.family,
+            image_token=self.image_token,
+            end=self.tokenizer.eos_token,
+        )
 
     def _append(
         self, features: dict[str, Tensor], tails: list[list[int]], targets: list[list[int]] | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The same left-padded batch with a tail of ids after each prompt, and labels: its targets, else all of it."""
-        ids, mask = features["input_ids"], features["attention_mask"]
-        lengths = [int(n) + len(tail) for n, tail in zip(mask.sum(-1).tolist(), tails, strict=True)]
-        width = max(lengths)
-        out = {
-            "input_ids": ids.new_full((len(tails), width), self.pad_id),
-            "attention_mask": mask.new_zeros(len(tails), width),
-        }
-        labels = ids.new_full((len(tails), width), IGNORE)
-        per_token = [key for key in self.sequence_features if key in features]
-        out |= {key: features[key].new_zeros(len(tails), width) for key in per_token}
-        for row, (tail, length, wanted) in enumerate(zip(tails, lengths, targets or tails, strict=True)):
-            start, prompt = width - length, ids.shape[1] - (length - len(tail))
-            end = width - len(tail)
-            out["input_ids"][row, start:end] = ids[row, prompt:]
-            out["input_ids"][row, end:] = torch.tensor(tail)
-            out["attention_mask"][row, start:] = 1
-            labels[row, end:] = torch.tensor(wanted)
-            for key in per_token:
-                out[key][row, start:end] = features[key][row, prompt:]
-        return {**features, **out}, labels
+        """Prompts with a tail of ids behind each, and labels: the targets; default: all of the tail."""
+        return prompts.append_tails(
+            features, tails, targets or tails, pad_id=self.pad_id, per_token=self.sequence_features
+        )
 
     @property
     def pad_id(self) -> int:
@@ -361,25 +305,19 @@ class Backbone(ABC):
         ids, mask = batch.features["input_ids"], batch.features["attention_mask"].bool()
         placeholder = (ids == self.image_token_id) & mask
         stays = mask.clone()
-        sources: list[Tensor] = []  # for each kept placeholder its row in the table of visual embeddings
-        table: list[Tensor] = []
+        source = None  # for each kept placeholder its row among the visual embeddings, -1 for a newline
         if tokens is not None and visual is not None and keep is not None:
-            slot_stays, held = self._held(tokens, keep)
-            if int(placeholder.sum()) != slot_stays.numel():
-                raise ValueError(
-                    f"the prompt holds {int(placeholder.sum())} image placeholders but the pictures fill "
-                    f"{slot_stays.numel()}; process text and images in one call"
-                )
-            stays[placeholder] = slot_stays.to(stays.device)
-            sources = [held]
-            table = [visual.flatten(0, 1)]
+            slot_stays, source = splice.held_slots(
+                tokens, keep, newlines=self.keeps_newlines, rows_of_slots=self.rows_of_slots
+            )
+            stays[placeholder] = splice.require_filled(slot_stays, int(placeholder.sum())).to(stays.device)
         elif placeholder.any():
             raise ValueError(f"the prompt holds {int(placeholder.sum())} image placeholders and no image was given")
 
-        columns, new_mask = left_pad_order(stays)
-        is_visual = (placeholder.gather(1, columns)) & new_mask
-        if order == "native" and sources:
-            columns, sources = in_given_order(columns, is_visual, sources[0].to(columns.device))
+        columns, new_mask = splice.left_pad_order(stays)
+        is_visual = placeholder.gather(1, columns) & new_mask
+        if order == "native" and source is not None:
+            columns, source = splice.in_given_order(columns, is_visual, source.to(columns.device))
         new_ids = torch.where(new_mask, ids.gather(1, columns), self.pad_id)
         content = is_visual  # less the newlines, where there are any
         origin = None
@@ -389,63 +327,28 @@ class Backbone(ABC):
             for key in self.sequence_features
             if key in batch.features
         }
-        if tokens is not None and keep is not None and table:
-            source = torch.cat(sources).to(embeds.device)
-            rows = table[0].to(embeds.device, embeds.dtype)
-            if bool((source < 0).any()):
-                newline = self.newline
-                assert newline is not None, f"{self.family} has placeholders without content but no embedding for them"
-                rows = torch.cat([rows, newline.to(rows)[None]])  # row -1
-            embeds = embeds.masked_scatter(is_visual[..., None], rows[source])
+        if source is not None:
+            assert tokens is not None and visual is not None and keep is not None
+            source = source.to(embeds.device)
+            embeds = splice.fill(embeds, is_visual, source, visual.flatten(0, 1), self.newline)
             content = is_visual.masked_scatter(is_visual, source >= 0)
-            first = torch.arange(len(tokens), device=keep.device)[:, None] * tokens.x.shape[1]
-            token = torch.where(source < 0, -1, (keep + first).flatten().to(source.device)[source])
-            origin = Origin(tokens=tokens, index=torch.full_like(new_ids, -1).masked_scatter(is_visual, token))
+            origin = splice.origin_of(tokens, keep, source, is_visual)
             if tokens.planes:
                 extra |= self.plane_inputs([take_tokens(plane, keep) for plane in tokens.planes], source, is_visual)
 
-        where = self.positions(batch) if batch.positions is None else batch.positions
-        if positions == "original":
-            index = columns.expand(*where.shape[:-2], *columns.shape)
-            new_positions = torch.where(new_mask, where.gather(-1, index), 0)
-        else:
-            new_positions = (new_mask.cumsum(-1) - 1).clamp_min(0).expand(*where.shape[:-2], *columns.shape)
+        unpruned = self.positions(batch) if batch.positions is None else batch.positions
         labels = batch.labels
         return LMInputs(
             input_ids=new_ids,
             inputs_embeds=embeds,
             attention_mask=new_mask.long(),
-            position_ids=new_positions,
+            position_ids=splice.positions_of(columns, new_mask, unpruned, packed=positions == "packed"),
             visual=content,
             source=columns,
             labels=None if labels is None else torch.where(new_mask, labels.gather(1, columns), IGNORE),
             extra=extra,
             origin=origin,
         )
-
-    def _held(self, tokens: VisualTokens, keep: Int[Tensor, "I K"]) -> tuple[Tensor, Tensor]:
-        """Of all images' placeholders: which stay [S], and where in `keep`, flat, each of those has its token.
-
-        A newline has -1. All images at once: the device is not waited for image by image.
-        """
-        width, num = keep.shape[1], tokens.x.shape[1]
-        first = torch.arange(len(tokens), device=keep.device)[:, None] * width  # [I, 1]
-        place = torch.where(keep < 0, num, keep)  # what keeps nothing goes to a column of its own
-        held = keep.new_full((len(tokens), num + 1), -1)
-        held = held.scatter(1, place, first + torch.arange(width, device=keep.device))[:, :num]
-        if tokens.slots is None:
-            stay = held >= 0
-            return (stay.flatten() if tokens.is_full else stay[tokens.mask.to(stay.device)]), held[stay]
-        slots = tokens.slots
-        held = torch.where(slots >= 0, held.gather(1, slots.clamp_min(0)), -1)  # [I, S]
-        stay = held >= 0
-        if self.keeps_newlines == "all":
-            stay = stay | (slots == -1)
-        elif self.keeps_newlines == "rows":
-            row_of = self.rows_of_slots(slots)
-            row_keeps = torch.zeros_like(row_of).scatter_add(1, row_of, stay.long()) > 0  # fewer rows than slots
-            stay = stay | ((slots == -1) & row_keeps.gather(1, row_of))
-        return stay[slots != -2], held[stay]
 
     # ------------------------------------------------------------------------------------- run
 
@@ -482,93 +385,11 @@ class Backbone(ABC):
         )
 
 
-def behind_prompt(labels: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """True from each row's first answer word on: what was not there when it began, later questions included."""
-    return (labels != IGNORE).cumsum(-1) > 0
-
-
-def left_pad_order(stays: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns that stay, in order and flush right, as indices [B, T'] and the mask of real ones [B, T']."""
-    width = max(1, int(stays.sum(-1).max()))
-    order = torch.argsort(stays.long(), dim=-1, stable=True)[:, -width:]
-    return order, stays.gather(1, order)
-
-
-def in_given_order(
-    columns: Int[Tensor, "B T"], is_visual: Bool[Tensor, "B T"], source: Int[Tensor, " S"]
-) -> tuple[Int[Tensor, "B T"], list[Int[Tensor, " S"]]]:
-    """Columns and sources with each image's tokens in the order they were given in; newlines (-1) stay where they are.
-
-    Args:
-        columns: Of the unpruned sequence, in raster order.
-        is_visual: True where a visual token stands.
-        source: Place among all given tokens of the one at each True of `is_visual`, row by row.
-    """
-    given = source >= 0
-    rank = source[given].argsort()  # never across images: those given first also stand first
-    content = is_visual.masked_scatter(is_visual, given)
-    return columns.masked_scatter(content, columns[content][rank]), [source.masked_scatter(given, source[given][rank])]
-
-
-def real_columns_first(lm: LMInputs) -> LMInputs:
-    """The same rows with their padding behind and a mask of ones, for one causal pass without a cache.
-
-    Being causal already keeps real tokens from hearing what stands behind them. A mask with a zero in it would be made
-    a T x T tensor and keep SDPA from its flash kernel.
-    """
-    real = lm.attention_mask.bool()
-    if bool(real.all()):
-        return lm
-    order = torch.argsort((~real).long(), dim=-1, stable=True)  # [B, T]
-
-    def take(columns: Any) -> Any:
-        is_row = isinstance(columns, Tensor) and columns.shape == order.shape
-        return columns.gather(1, order) if is_row else columns
-
-    return replace(
-        lm,
-        input_ids=take(lm.input_ids),
-        inputs_embeds=lm.inputs_embeds.gather(1, order[..., None].expand_as(lm.inputs_embeds)),
-        attention_mask=torch.ones_like(lm.attention_mask),
-        position_ids=lm.position_ids.gather(-1, order.expand_as(lm.position_ids)),
-        visual=take(lm.visual),
-        source=take(lm.source),
-        labels=take(lm.labels),
-        extra={key: take(value) for key, value in lm.extra.items()},
-        origin=None if lm.origin is None else replace(lm.origin, index=take(lm.origin.index)),
-        heard=take(lm.heard),
-    )
-
-
-def pad_rows(rows: Sequence[Tensor], value: float | int | bool = 0) -> Tensor:
-    """Tensors of different length in their first axis, stacked and padded at the end."""
-    width = max(len(row) for row in rows)
-    out = rows[0].new_full((len(rows), width, *rows[0].shape[1:]), value)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
-
-
 def with_needs(backbone: Backbone, batch: Batch, tokens: VisualTokens, needs: frozenset[str]) -> VisualTokens:
-    """The same tokens with what any family can give: projected features and the prompt's text."""
+    """Tokens with what any family can add to them: projected features and the prompt's text."""
     if "projected" in needs:
         tokens = replace(tokens, projected=backbone.project(tokens.x))
     if "text" in needs:
         text, text_mask = backbone.text_embeddings(batch, batch.row_of_image)
         tokens = replace(tokens, text=text, text_mask=text_mask)
     return tokens
-
-
-def _per_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[Image.Image]]:
-    if images is None:
-        return [[] for _ in range(num_prompts)]
-    if not isinstance(images, (list, tuple)):
-        raise ValueError(f"images is a {type(images).__name__}; give a list of images, even for one")
-    if single:
-        return [[open_image(image) for image in images]]
-    if len(images) != num_prompts:
-        raise ValueError(
-            f"{len(images)} entries in images for {num_prompts} prompts; give one each (None for text only)"
-        )
-    rows = [[] if row is None else list(row) if isinstance(row, (list, tuple)) else [row] for row in images]
-    return [[open_image(image) for image in row] for row in rows]

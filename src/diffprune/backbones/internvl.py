@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
+from diffprune.backbones._clip import layer_attention
+from diffprune.backbones._tiled import stacked_tiles
+from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Batch, Preset, with_needs
-from diffprune.backbones.clip import layer_attention
-from diffprune.backbones.tiled import stacked_tiles
-from diffprune.backbones.tower import TowerBackbone
 from diffprune.registry import BACKBONES
 from diffprune.types import Grid, VisualTokens
 

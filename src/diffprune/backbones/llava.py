@@ -1,14 +1,27 @@
 """LLaVA-1.5: CLIP tower, two-layer projector, LLaMA. 24 x 24 tokens a picture, plain positions."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from diffprune.backbones._clip import crop_boxes, layer_attention
+from diffprune.backbones._presets import clip_and_llama
+from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Batch, Preset, with_needs
-from diffprune.backbones.clip import crop_boxes, layer_attention
-from diffprune.backbones.tower import TowerBackbone
+from diffprune.backbones.processors import Picture, normalise
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
+
+
+def describe(size: str, tiny: bool) -> tuple[Any, Any]:
+    """Configuration and processor of LLaVA-1.5."""
+    from transformers import CLIPImageProcessorPil, LlavaConfig, LlavaProcessor
+
+    images = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
+    return clip_and_llama(LlavaConfig, LlavaProcessor, images, size, tiny, image_seq_length=576)
 
 
 @BACKBONES.register("llava")
@@ -16,9 +29,13 @@ class Llava(TowerBackbone):
     family: ClassVar[str] = "llava"
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     presets: ClassVar[dict[str, Preset]] = {
-        "llava-1.5-7b": Preset(hub_id="llava-hf/llava-1.5-7b-hf", num_visual="576"),
-        "llava-1.5-13b": Preset(hub_id="llava-hf/llava-1.5-13b-hf", num_visual="576"),
+        "llava-1.5-7b": Preset(hub_id="llava-hf/llava-1.5-7b-hf", num_visual="576", describe=partial(describe, "7b")),
+        "llava-1.5-13b": Preset(
+            hub_id="llava-hf/llava-1.5-13b-hf", num_visual="576", describe=partial(describe, "13b")
+        ),
     }
+
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:ClipTower"
 
     @torch.no_grad()
     def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:
@@ -39,3 +56,11 @@ class Llava(TowerBackbone):
             **extra,
         )
         return with_needs(self, batch, tokens, needs)
+
+    def keeps_size(self, size: tuple[int, int]) -> bool:
+        processor = self.processor.image_processor
+        lengths = {*dict(processor.size or {}).values(), *dict(getattr(processor, "crop_size", None) or {}).values()}
+        return lengths == set(size) and len(lengths) == 1
+
+    def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
+        return {"pixel_values": normalise(self.processor.image_processor, torch.stack(list(pictures)))}

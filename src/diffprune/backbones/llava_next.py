@@ -6,18 +6,35 @@ away, a newline token behind each row. N counts the tokens of overview and large
 slots. `grid` is (rows, columns) of the large view: the tokens after the first side x side.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
 from torch import Tensor
+from transformers.image_processing_utils import select_best_resolution
 
-from diffprune.backbones.anyres import View, joined_boxes, real_tiles, unpadded
+from diffprune.backbones._anyres import View, joined_boxes, num_tiles_of, real_tiles, unpadded
+from diffprune.backbones._clip import layer_attention
+from diffprune.backbones._presets import clip_and_llama
+from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Batch, Preset, pad_rows, with_needs
-from diffprune.backbones.clip import layer_attention
-from diffprune.backbones.tower import TowerBackbone
+from diffprune.backbones.processors import Picture, by_size, normalise, resize
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
+
+
+def describe(size: str, tiny: bool) -> tuple[Any, Any]:
+    """Configuration and processor of LLaVA-1.6: the parts of LLaVA-1.5, over an overview and up to four tiles."""
+    from transformers import LlavaNextConfig, LlavaNextImageProcessorPil, LlavaNextProcessor
+
+    tiles = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}, image_grid_pinpoints=tiles
+    )
+    return clip_and_llama(LlavaNextConfig, LlavaNextProcessor, images, size, tiny, image_grid_pinpoints=tiles)
 
 
 @BACKBONES.register("llava_next")
@@ -25,9 +42,15 @@ class LlavaNext(TowerBackbone):
     family: ClassVar[str] = "llava_next"
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     presets: ClassVar[dict[str, Preset]] = {
-        "llava-next-7b": Preset(hub_id="llava-hf/llava-v1.6-vicuna-7b-hf", num_visual="at most 2880"),
-        "llava-next-13b": Preset(hub_id="llava-hf/llava-v1.6-vicuna-13b-hf", num_visual="at most 2880"),
+        "llava-next-7b": Preset(
+            hub_id="llava-hf/llava-v1.6-vicuna-7b-hf", num_visual="at most 2880", describe=partial(describe, "7b")
+        ),
+        "llava-next-13b": Preset(
+            hub_id="llava-hf/llava-v1.6-vicuna-13b-hf", num_visual="at most 2880", describe=partial(describe, "13b")
+        ),
     }
+
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:TileTower"
 
     @property
     def newline(self) -> Float[Tensor, " L"]:
@@ -95,3 +118,42 @@ class LlavaNext(TowerBackbone):
     def boxes(self, sizes: tuple[tuple[int, int], ...], views: list[View]) -> Float[Tensor, "B N 4"]:
         """Overview first, then the large view, in the pixels of each picture."""
         return pad_rows([joined_boxes(size, view, self.side) for size, view in zip(sizes, views, strict=True)])
+
+    @classmethod
+    def num_newlines(cls, config: Any, size: tuple[int, int]) -> int:
+        """One behind each row of the large view."""
+        vision = config.vision_config
+        side = vision.image_size // vision.patch_size
+        return unpadded(size, config.image_grid_pinpoints, vision.image_size, side).rows
+
+    @classmethod
+    def num_encoded(cls, config: Any, size: tuple[int, int], num_visual: int) -> int:
+        """Whole tiles, the overview included."""
+        vision = config.vision_config
+        side = vision.image_size // vision.patch_size
+        return num_tiles_of(size, config.image_grid_pinpoints, vision.image_size) * side**2
+
+    def keeps_size(self, size: tuple[int, int]) -> bool:
+        """Whether a picture is cut into whole tiles as it is; the overview is always made smaller."""
+        processor, (width, height) = self.processor.image_processor, size
+        tile: int = dict(processor.crop_size)["height"]
+        lengths = {*dict(processor.size).values(), *dict(processor.crop_size).values()}
+        if lengths != {tile} or processor.resample != Image.Resampling.BICUBIC:
+            return False
+        best = select_best_resolution((height, width), [list(point) for point in processor.image_grid_pinpoints])
+        return tuple(best) == (height, width) and height % tile == width % tile == 0
+
+    def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
+        processor = self.processor.image_processor
+        tile = dict(processor.crop_size)["height"]
+
+        def cut(pixels: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B X 3 tile tile"]:
+            overview = resize(pixels, tile, tile, "bicubic")
+            tiles = pixels.unfold(2, tile, tile).unfold(3, tile, tile)  # [B, 3, rows, columns, tile, tile]
+            return normalise(processor, torch.cat([overview[:, None], tiles.flatten(2, 3).transpose(1, 2)], dim=1))
+
+        sizes = [list(picture.shape[-2:]) for picture in pictures]
+        return {
+            "pixel_values": pad_rows(by_size(pictures, cut)),
+            "image_sizes": torch.tensor(sizes, device=pictures[0].device),
+        }

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones.anyres import View, joined_boxes, real_tiles, unpadded, view_boxes
+from diffprune.backbones._anyres import View, joined_boxes, real_tiles, unpadded, view_boxes
+from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Batch, Preset, pad_rows, with_needs
-from diffprune.backbones.tower import TowerBackbone
 from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
@@ -36,7 +36,7 @@ class LlavaOnevision(TowerBackbone):
     @property
     def block(self) -> BlockSpec:
         """A block of the tower's kind, as wide as the language model: that is where tokens are scored."""
-        return BlockSpec.from_config(self.config.vision_config).resized(self.config.text_config.hidden_size)
+        return super().block.resized(self.config.text_config.hidden_size)
 
     @property
     def newline(self) -> Float[Tensor, " L"]:

@@ -4,6 +4,7 @@ Pictures come first in every prompt, then the text and a line break; all of it s
 causal (`token_type_ids` says which is which). Positions count from 1.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -12,9 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from diffprune.backbones.base import Backbone, Batch, Preset, behind_prompt, with_needs
-from diffprune.backbones.clip import crop_boxes, layer_attention
-from diffprune.nn import BlockSpec
+from diffprune.backbones._clip import crop_boxes, layer_attention
+from diffprune.backbones.base import Backbone, Batch, Preset, with_needs
 from diffprune.registry import BACKBONES
 from diffprune.types import LMInputs, VisualTokens
 
@@ -23,15 +23,11 @@ from diffprune.types import LMInputs, VisualTokens
 class PaliGemma(Backbone):
     family: ClassVar[str] = "paligemma"
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
-    sequence_features: ClassVar[tuple[str, ...]] = ("token_type_ids",)
+    sequence_features: ClassVar[Mapping[str, int]] = {"token_type_ids": 1}  # an answer is causal
     presets: ClassVar[dict[str, Preset]] = {
         "paligemma-3b-224": Preset(hub_id="google/paligemma-3b-mix-224", num_visual="256"),
         "paligemma-3b-448": Preset(hub_id="google/paligemma-3b-mix-448", num_visual="1024"),
     }
-
-    @property
-    def block(self) -> BlockSpec:
-        return BlockSpec.from_config(self.config.vision_config)
 
     def vision_modules(self) -> dict[str, nn.Module]:
         return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}
@@ -63,14 +59,6 @@ class PaliGemma(Backbone):
     def _answer_ids(self, answer: str) -> list[int]:
         """An answer follows the prompt's line break at once."""
         return [*self.tokenizer(answer, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-
-    def _append(
-        self, features: dict[str, Tensor], tails: list[list[int]], targets: list[list[int]] | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """What follows a prompt is causal: its type is 1."""
-        features, labels = super()._append(features, tails, targets)
-        features["token_type_ids"] = behind_prompt(labels).long()
-        return features, labels
 
     # ------------------------------------------------------------------------------------- positions and masks
 

@@ -1,12 +1,12 @@
 """Qwen2-VL: native resolution, full attention in every vision block, 2 x 2 patches per language token, M-RoPE."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffprune.backbones._qwen_vision import QwenVL
 from diffprune.backbones.base import Preset
-from diffprune.backbones.qwen_vision import QwenVL
 from diffprune.registry import BACKBONES
 
 NUM_VISUAL = "1 per 28 x 28 pixels"
@@ -19,6 +19,13 @@ class Qwen2VL(QwenVL):
         "qwen2-vl-2b": Preset(hub_id="Qwen/Qwen2-VL-2B-Instruct", num_visual=NUM_VISUAL),
         "qwen2-vl-7b": Preset(hub_id="Qwen/Qwen2-VL-7B-Instruct", num_visual=NUM_VISUAL),
     }
+
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:QwenTower"
+
+    @classmethod
+    def block_widths(cls, vision_config: Any) -> tuple[int, int]:
+        """`hidden_size` of this config is the language model's width."""
+        return vision_config.embed_dim, int(vision_config.embed_dim * vision_config.mlp_ratio)
 
     def embed_patches(self, pixels: Tensor, grid: Int[Tensor, "B 3"]) -> Float[Tensor, "P W"]:
         return self.tower.patch_embed(pixels)

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
+from diffprune.backbones._qwen_vision import QwenVL
 from diffprune.backbones.base import Preset
-from diffprune.backbones.qwen_vision import QwenVL
 from diffprune.registry import BACKBONES
 from diffprune.types import LMInputs
 

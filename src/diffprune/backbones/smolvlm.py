@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from diffprune.backbones._idefics import ShuffledTiles
 from diffprune.backbones.base import Preset
-from diffprune.backbones.idefics3 import ShuffledTiles
 from diffprune.registry import BACKBONES
 
 

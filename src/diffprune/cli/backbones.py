@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +18,12 @@ def list_backbones() -> list[dict[str, Any]]:
             "family": name,
             "provides": sorted(BACKBONES.get(name).provides),
             "presets": [
-                {"name": preset_name, **dataclasses.asdict(preset)}
+                {
+                    "name": preset_name,
+                    "hub_id": preset.hub_id,
+                    "num_visual": preset.num_visual,
+                    "note": preset.note,
+                }
                 for preset_name, preset in BACKBONES.get(name).presets.items()
             ],
         }

@@ -1,24 +1,21 @@
-"""Static shapes: the buffers of one prefill size, of one picture shape, and of what joins the two."""
+"""Static buffers of one prefill size, and the cache that all sizes share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from diffprune.fast.choice import keep_largest, take
+from diffprune.fast.cuts import Cuts, columns_after_cut
 from diffprune.fast.decoder import Cache, Decoder
 from diffprune.fast.graphs import Stage
-from diffprune.fast.vision import Encoded, keep_largest, take
 from diffprune.methods.base import LayerState
 from diffprune.methods.llm_attention import AttentionReader
-from diffprune.types import VisualTokens
-
-# Features in; indices, features of the kept tokens and scores out, written into the tensors given.
-Choose = Callable[[Tensor, tuple[Tensor, Tensor, Tensor]], None]
+from diffprune.types import LMInputs
 
 ALIGN = 8  # columns of a cache come in eights, as attention kernels with a mask want them
 
@@ -62,31 +59,6 @@ class CacheStore:
             used = self.numel(batch, count)
             caches.append(Cache(keys[:used].view(size), values[:used].view(size)))
         return caches
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cuts:
-    """Where a method inside the language model drops tokens, and by which scores.
-
-    Args:
-        num_visual: Visual tokens of every prompt, side by side.
-        left: For each layer with a cut, how many of them go on from there.
-        score: The method's ranking of the visual tokens that are left, from what it sees before a layer.
-        language_model: The stock layers, whose projections the scores are computed with.
-    """
-
-    num_visual: int
-    left: dict[int, int]
-    score: Callable[[LayerState], Float[Tensor, "B M"]]
-    language_model: Any
-
-    def widths(self, length: int, num_layers: int) -> list[int]:
-        """Columns of a prompt in each layer."""
-        widths, now = [], length
-        for layer in range(num_layers):
-            now = length - self.num_visual + self.left[layer] if layer in self.left else now
-            widths.append(now)
-        return widths
 
 
 @dataclass(kw_only=True)
@@ -170,6 +142,17 @@ class Bucket:
     def takes(self, visual: int) -> bool:
         """Whether prompts with that many visual tokens may be spliced into it."""
         return self.cuts is None or self.cuts.num_visual == visual
+
+    def fill(self, lm: LMInputs, order: Int[Tensor, "R U"], last: Int[Tensor, " R"]) -> None:
+        """Inputs of the reference path, padded on the right: columns in that order, the last real one of each row."""
+        rows, width = order.shape
+        self.embeds[:rows, :width].copy_(
+            lm.inputs_embeds.gather(1, order[..., None].expand(-1, -1, lm.inputs_embeds.shape[-1]))
+        )
+        self.positions[..., :rows, :width].copy_(
+            lm.position_ids.gather(-1, order.expand(*lm.position_ids.shape[:-2], *order.shape))
+        )
+        self.last[:rows].copy_(last)
 
     def segments(self) -> list[range]:
         """Layers that hold the same tokens."""
@@ -262,155 +245,6 @@ class Bucket:
         return run
 
 
-def columns_after_cut(
-    first: Int[Tensor, " B"], keep: Int[Tensor, "B K"], visual: int, width: int
-) -> Int[Tensor, "B T"]:
-    """Columns that go on: all but the visual ones from `first` on that are not in `keep`."""
-    num_kept = keep.shape[1]
-    column = torch.arange(width - visual + num_kept, device=keep.device)
-    rank = column - first[:, None]
-    chosen = first[:, None] + keep.gather(1, rank.clamp(0, num_kept - 1))
-    behind = torch.where(rank < 0, column, column + visual - num_kept)
-    return torch.where((rank >= 0) & (rank < num_kept), chosen, behind)
-
-
 def num_columns(length: int, max_new_tokens: int) -> int:
     """Columns of a cache for a prompt of that length and its answer."""
     return -(-(length + max_new_tokens) // ALIGN) * ALIGN
-
-
-@dataclass(kw_only=True)
-class Picture:
-    """A tower fixed to one picture shape and number of pictures.
-
-    Args:
-        batch: Pictures it runs at once.
-        pixels: What it reads.
-        encoded: What it gives, at the same address every time.
-        tokens: The same as `VisualTokens`, for the methods; features are those of `encoded`.
-    """
-
-    batch: int
-    pixels: Tensor
-    encoded: Encoded
-    tokens: VisualTokens
-    encode: Stage
-
-    @classmethod
-    def build(
-        cls, run: Callable[[Tensor], Encoded], pixels: Tensor, batch: int, about: dict[str, Any], *, capture: bool
-    ) -> "Picture":
-        pixels = pixels.clone()
-        first = run(pixels)
-        encoded = Encoded(
-            torch.empty_like(first.x).copy_(first.x),
-            *(None if part is None else torch.empty_like(part).copy_(part) for part in first[1:]),
-        )
-
-        def encode() -> None:
-            for kept, new in zip(encoded, run(pixels), strict=True):
-                if kept is not None and new is not None:
-                    kept.copy_(new)
-
-        tokens = VisualTokens(x=encoded.x, cls_attention=encoded.cls_attention, keys=encoded.keys, **about)
-        return cls(batch=batch, pixels=pixels, encoded=encoded, tokens=tokens, encode=Stage(encode, capture=capture))
-
-    @property
-    def num_tokens(self) -> int:
-        return self.encoded.x.shape[1]
-
-    @property
-    def num_placeholders(self) -> int:
-        """Of one picture in a prompt: its tokens, and newlines between them where the family has some."""
-        return self.num_tokens if self.tokens.slots is None else self.tokens.slots.shape[1]
-
-
-@dataclass(kw_only=True)
-class Chooser:
-    """The choice of K tokens of each picture: indices and features, at the same address every time.
-
-    `prune` is None where the method cannot run on static tensors; then what it chose is copied in.
-    """
-
-    keep: Int[Tensor, "B K"]
-    kept: Float[Tensor, "B K D"]
-    logits: Float[Tensor, "B N"]  # zeros where the method has no ranking
-    prune: Stage | None
-
-    @classmethod
-    def build(cls, picture: Picture, k: int, choose: Choose | None, *, capture: bool) -> "Chooser":
-        """A chooser of k tokens by that function; without one the choice is copied in."""
-        x = picture.encoded.x
-        chooser = cls(
-            keep=torch.arange(k, device=x.device).repeat(len(x), 1),
-            kept=torch.empty(len(x), k, x.shape[-1], dtype=x.dtype, device=x.device),
-            logits=torch.zeros(x.shape[:2], dtype=torch.float32, device=x.device),
-            prune=None,
-        )
-        if choose is not None:
-            into = (chooser.keep, chooser.kept, chooser.logits)
-            chooser.prune = Stage(lambda: choose(x, into), capture=capture)
-        return chooser
-
-
-def choose_by_score(score: Callable[[Tensor], Tensor], k: int, compiler: Any) -> Choose:
-    """The k largest scores."""
-
-    def finish(scores: Tensor, x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
-        chosen = keep_largest(scores, k)
-        into[0].copy_(chosen)
-        into[1].copy_(take(x, chosen))
-        into[2].copy_(scores)
-
-    finish_fused = compiler(finish)
-    return lambda x, into: finish_fused(score(x), x, into)
-
-
-@dataclass(kw_only=True)
-class Splicer:
-    """Kept tokens projected and put between the words of a prompt, in the buffers of a bucket.
-
-    `layout` is one integer tensor [B, ...], so that a prompt reaches the device in one copy: ids [T], positions
-    [R * T], positions of all visual tokens [R * N], first visual column [1], last column [1].
-    """
-
-    layout: Int[Tensor, "B columns"]
-    staging: Int[Tensor, "B columns"]
-    splice: Stage
-
-    @classmethod
-    def build(
-        cls,
-        picture: Picture,
-        chooser: Chooser,
-        bucket: Bucket,
-        *,
-        embed: Callable[[Tensor], Tensor],
-        project: Callable[[Tensor], Tensor],
-        packed: bool,
-        capture: bool,
-    ) -> "Splicer":
-        length, tokens, k = bucket.length, picture.num_tokens, chooser.keep.shape[1]
-        axes = bucket.positions.shape[0] if bucket.positions.ndim == 3 else 1
-        width = length + axes * (length + tokens) + 2
-        device = bucket.last.device
-        layout = torch.zeros(bucket.batch, width, dtype=torch.int64, device=device)
-        staging = torch.zeros(bucket.batch, width, dtype=torch.int64, pin_memory=capture)
-        rows = torch.arange(bucket.batch, device=device)[:, None]
-        ranks = torch.arange(k, device=device)
-
-        def splice() -> None:
-            ids, text, visual, first, last = layout.split([length, axes * length, axes * tokens, 1, 1], dim=1)
-            place = first + ranks  # [B, K]
-            bucket.embeds.copy_(embed(ids))
-            bucket.embeds[rows, place] = project(chooser.kept).to(bucket.embeds.dtype)
-            positions = text.unflatten(1, (axes, length)).transpose(0, 1).contiguous()  # [R, B, T]
-            if not packed:
-                where = visual.unflatten(1, (axes, tokens)).transpose(0, 1)  # [R, B, N]
-                chosen = where.gather(2, chooser.keep.expand(axes, -1, -1))
-                positions.scatter_(2, place.expand(axes, -1, -1), chosen)
-            bucket.positions.copy_(positions if bucket.positions.ndim == 3 else positions[0])
-            bucket.first.copy_(first[:, 0])
-            bucket.last.copy_(last[:, 0])
-
-        return cls(layout=layout, staging=staging, splice=Stage(splice, capture=capture))

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from diffprune.fast.graphs import num_bytes
+from diffprune.ops import rotate
 
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
 
@@ -168,14 +169,6 @@ def rms_norm(x: Float[Tensor, "*B L"], weight: Float[Tensor, " L"], eps: float) 
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def rotate(
-    x: Float[Tensor, "B H T E"], cos: Float[Tensor, "B T E"], sin: Float[Tensor, "B T E"]
-) -> Float[Tensor, "B H T E"]:
-    """Rotary positions: channel i turns with channel i + E/2."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
-
-
 def apply_each(x: Tensor, linears: tuple[Linear, ...], widths: list[int]) -> tuple[Tensor, ...]:
     """What several linear maps make of x, whether they are fused or not."""
     if len(linears) == 1:
@@ -219,10 +212,10 @@ def prefill_layer(
     query, key, value = attention_inputs(shape, residual, weights, cos, sin)
     keys[:, :, : key.shape[2]] = key
     values[:, :, : value.shape[2]] = value
-    heard = F.scaled_dot_product_attention(
+    attended = F.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=shape.heads != shape.key_heads
     )
-    residual = residual + F.linear(heard.transpose(1, 2).flatten(2), *weights.out)
+    residual = residual + F.linear(attended.transpose(1, 2).flatten(2), *weights.out)
     return residual, mlp(shape, residual, weights)
 
 
@@ -245,8 +238,8 @@ def decode_layer(
     keys[rows, :, column] = key[:, :, 0]
     values[rows, :, column] = value[:, :, 0]
     grouped = query[:, :, 0].unflatten(1, (shape.key_heads, -1))  # the queries of one key head stand in for its rows
-    heard = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=shape.scaling)
-    residual = residual + F.linear(heard.flatten(1)[:, None], *weights.out)
+    attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=shape.scaling)
+    residual = residual + F.linear(attended.flatten(1)[:, None], *weights.out)
     return residual, mlp(shape, residual, weights)
 
 

@@ -1,14 +1,13 @@
 """Stages: functions on static tensors, replayed as one CUDA graph each; on other devices called as they are."""
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from diffprune.timing import waiting_refused
 
 # What the runtime, cuBLAS, cuDNN and Triton say where torch's own allocator was not the one to be refused.
 NO_ROOM = ("out of memory", "status_alloc_failed", "cudaerrormemoryallocation")
@@ -63,6 +62,23 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextmanager
+def waiting_refused() -> Iterator[None]:
+    """Inside, whatever makes this thread wait for the GPU is a `RuntimeError` that speaks of "synchronizing"."""
+    torch.cuda.synchronize()
+    try:
+        _set_sync_mode("error")
+        yield
+    finally:
+        _set_sync_mode("default")
+
+
+def _set_sync_mode(mode: str) -> None:
+    with warnings.catch_warnings():  # the call itself warns that it is a prototype
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def waits_for_device(call: Callable[[], object]) -> bool:

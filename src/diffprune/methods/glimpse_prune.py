@@ -27,7 +27,7 @@ from diffprune.methods.layer_budget import check_cut, scale_layers
 from diffprune.methods.llm_attention import at_columns
 from diffprune.methods.places import encoder_features, grid_places
 from diffprune.nn import BlockSpec
-from diffprune.nn.blocks import Mlp, make_norm, rotary_angles, rotate
+from diffprune.nn.blocks import Mlp, make_norm, rotary_angles, rotate_patches
 from diffprune.nn.language import LanguageSpec
 from diffprune.nn.scorer import exact_linear
 from diffprune.ops import gumbel_topk, hard_topk
@@ -212,8 +212,8 @@ class ConditionedBlock(nn.Module):
         )
         angles = rotary_angles(places, self.spec)
         heard = functional.scaled_dot_product_attention(
-            rotate(query, angles),
-            rotate(key, angles),
+            rotate_patches(query, angles),
+            rotate_patches(key, angles),
             value,
             attn_mask=(mask | ~mask.any(-1, keepdim=True))[:, None, None],  # a row without any key would come out NaN
             scale=1 / math.sqrt(self.spec.head_width),

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.ops import hard_topk, take_tokens
+from diffprune.ops import hard_topk, rotate, take_tokens
 
 # This file holds shared parts and registers no method of its own.
 
@@ -120,14 +120,6 @@ def project(block: Any, hidden: Float[Tensor, "B T L"], which: str) -> Float[Ten
     heads = getattr(attention, f"{which}_proj")(block.input_layernorm(hidden)).unflatten(-1, (-1, attention.head_dim))
     norm = getattr(attention, f"{which}_norm", None)  # some families normalise each head
     return (heads if norm is None else norm(heads)).transpose(1, 2)
-
-
-def rotate(
-    x: Float[Tensor, "B H T E"], cos: Float[Tensor, "B T E"], sin: Float[Tensor, "B T E"]
-) -> Float[Tensor, "B H T E"]:
-    """Rotary positions: channel i turns with channel i + E/2."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
 
 
 def columns_of(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B M"]:

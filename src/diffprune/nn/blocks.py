@@ -14,6 +14,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from diffprune.ops import rotate
+
+_FIELDS = {
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "mlp_width": "intermediate_size",
+    "activation": "hidden_act",
+    "eps": "layer_norm_eps",
+}  # ours, and what a vision config calls them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSpec:
@@ -61,16 +71,25 @@ class BlockSpec:
 
     @classmethod
     def from_config(cls, config: Any) -> "BlockSpec":
-        """The block of the tower that `config` describes: a vision config, or a model's config that holds one."""
+        """The block of a tower built like CLIP, SigLIP, ViT or InternVL, from a vision config or one that holds it.
+
+        The layer scale of InternVL is left out: it tames stacks of dozens of blocks, and a scorer has two.
+        """
         config = getattr(config, "vision_config", config)
-        model_type = getattr(config, "model_type", type(config).__name__)
-        tower = model_type.removesuffix("_model").removesuffix("_vision")  # older configs have the bare family name
-        if tower not in _READERS:
+        missing = [name for name in _FIELDS.values() if not hasattr(config, name)]
+        if missing:
+            model_type = getattr(config, "model_type", type(config).__name__)
             raise ValueError(
-                f"the vision blocks of model_type={model_type!r} are not known (known: {', '.join(sorted(_READERS))}); "
-                "describe them with BlockSpec(width=..., heads=..., mlp_width=...) and pass that"
+                f"the vision blocks of model_type={model_type!r} are not built like CLIP's (its config has no "
+                f"{', '.join(missing)}); pass block=PrunedVLM(model, processor).backbone.block, or describe them with "
+                "BlockSpec(width=..., heads=..., mlp_width=...)"
             )
-        return cls(**_READERS[tower](config))
+        return cls(
+            **{field: getattr(config, name) for field, name in _FIELDS.items()},
+            norm="rms" if getattr(config, "norm_type", None) == "rms_norm" else "layer",
+            qkv_bias=getattr(config, "qkv_bias", getattr(config, "attention_bias", True)),
+            qk_norm=getattr(config, "use_qk_norm", False),
+        )
 
     def resized(self, width: int) -> "BlockSpec":
         """The same kind of block at another width: MLP ratio kept, head width the nearest one that divides `width`."""
@@ -81,67 +100,6 @@ class BlockSpec:
         head_width = min(fitting, key=lambda size: abs(size - self.head_width))
         mlp_width = round(self.mlp_width * width / self.width)
         return dataclasses.replace(self, width=width, heads=width // head_width, mlp_width=mlp_width)
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """CLIP, SigLIP and everything built like them."""
-    return {
-        "width": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "mlp_width": config.intermediate_size,
-        "activation": config.hidden_act,
-        "eps": config.layer_norm_eps,
-    }
-
-
-def _vit(config: Any) -> dict[str, Any]:
-    return _plain(config) | {"qkv_bias": config.qkv_bias}
-
-
-def _internvl(config: Any) -> dict[str, Any]:
-    """The layer scale is left out: it tames stacks of dozens of blocks, and a scorer has two."""
-    return _plain(config) | {
-        "norm": "rms" if config.norm_type == "rms_norm" else "layer",
-        "qkv_bias": config.attention_bias,
-        "qk_norm": config.use_qk_norm,
-    }
-
-
-def _qwen(config: Any) -> dict[str, Any]:
-    theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
-    return {
-        "width": config.hidden_size,
-        "heads": config.num_heads,
-        "mlp_width": getattr(config, "intermediate_size", None),
-        "activation": config.hidden_act,
-        "eps": 1e-6,
-        "rotary": float(theta),
-    }
-
-
-def _qwen2_vl(config: Any) -> dict[str, Any]:
-    """`hidden_size` of this config is the language model's width."""
-    return _qwen(config) | {"width": config.embed_dim, "mlp_width": int(config.embed_dim * config.mlp_ratio)}
-
-
-def _qwen2_5_vl(config: Any) -> dict[str, Any]:
-    return _qwen(config) | {"norm": "rms", "gated": True}
-
-
-_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "clip": _plain,
-    "siglip": _plain,
-    "siglip2": _plain,
-    "idefics3": _plain,
-    "smolvlm": _plain,
-    "deit": _vit,
-    "vit": _vit,
-    "internvl": _internvl,
-    "qwen2_vl": _qwen2_vl,
-    "qwen2_5_vl": _qwen2_5_vl,
-    "qwen3_vl": _qwen,
-    "qwen3_vl_moe": _qwen,
-}
 
 
 def make_norm(spec: BlockSpec) -> nn.LayerNorm | nn.RMSNorm:
@@ -172,12 +130,11 @@ def zero_padding(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None) ->
     return x if mask is None else torch.where(mask.unsqueeze(-1), x, 0.0)
 
 
-def rotate(x: Float[Tensor, "B H P head"], angles: Float[Tensor, "B P head"]) -> Float[Tensor, "B H P head"]:
+def rotate_patches(x: Float[Tensor, "B H P head"], angles: Float[Tensor, "B P head"]) -> Float[Tensor, "B H P head"]:
     """`x` turned by its patch's angles, in float32 at least: low precision would blur far positions."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    angles = angles.unsqueeze(1).to(wide.dtype)
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()).to(x.dtype)
+    angles = angles.to(wide.dtype)
+    return rotate(wide, angles.cos(), angles.sin()).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -205,7 +162,7 @@ class Attention(nn.Module):
             for projected in (self.query_norm(self.query(x)), self.key_norm(self.key(x)), self.value(x))
         )
         if angles is not None:
-            query, key = rotate(query, angles), rotate(key, angles)
+            query, key = rotate_patches(query, angles), rotate_patches(key, angles)
         keys = None
         if mask is not None:
             keys = (mask | ~mask.any(-1, keepdim=True))[:, None, None]  # a row without any key would come out NaN

@@ -9,7 +9,6 @@ import torch
 
 from diffprune.methods.base import LayerPruner
 from diffprune.methods.named import parse_method
-from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.results import Results
 from diffprune.shapes import SHAPES
@@ -81,7 +80,7 @@ def predicted_prefill(row: dict[str, Any], calibration: Calibration, gpu: Gpu) -
         return calibration.prefill.ms(measured_prefill(row)[0], gpu)
     num_layers, num_visual = model.text.num_hidden_layers, row["num_visual"]
     specs = {
-        "block": BlockSpec.from_config(model.config.vision_config),
+        "block": model.block,
         "language": LanguageSpec.from_config(model.config),
     }
     with torch.device("meta"):  # its weights have no say in how many it keeps where

@@ -8,8 +8,8 @@ language model's head runs on the last position alone, which is all that a first
 from collections.abc import Sequence
 from typing import Any
 
-from diffprune.backbones.anyres import num_tiles_of
 from diffprune.nn import BlockSpec
+from diffprune.registry import BACKBONES
 
 Layers = int | Sequence[int]  # tokens of every layer, or of each layer where tokens are dropped between them
 
@@ -105,7 +105,7 @@ def encoder_flops(config: Any, num_visual: int) -> int:
     pictures in tiles where `num_visual` is more than one tile gives; tiles do not hear each other.
     """
     vision = config.vision_config
-    spec = BlockSpec.from_config(vision)
+    spec = BACKBONES.get(config.model_type).tower_block(config)
     merge = getattr(vision, "spatial_merge_size", 1)
     patches = num_visual * merge * merge
     pixels = 3 * vision.patch_size**2 * getattr(vision, "temporal_patch_size", 1)
@@ -125,19 +125,10 @@ def encoder_flops(config: Any, num_visual: int) -> int:
     return embedding + blocks
 
 
-def num_encoded(config: Any, size: tuple[int, int], num_visual: int) -> int:
-    """Tokens that the tower works on for a picture of (width, height): whole tiles where it is cut into them."""
-    if config.model_type != "llava_next":
-        return num_visual
-    vision = config.vision_config
-    side = vision.image_size // vision.patch_size
-    return num_tiles_of(size, config.image_grid_pinpoints, vision.image_size) * side**2
-
-
 def projector_flops(config: Any, num_tokens: int) -> int:
     """Operations of the two linear maps between tower and language model, for `num_tokens` language tokens."""
     wide = config.text_config.hidden_size
     merge = getattr(config.vision_config, "spatial_merge_size", 1)
-    width = BlockSpec.from_config(config.vision_config).width * merge * merge
+    width = BACKBONES.get(config.model_type).tower_block(config).width * merge * merge
     hidden = width if merge > 1 else wide  # Qwen's merger keeps its input's width, LLaVA's projector takes the output's
     return 2 * num_tokens * (width * hidden + hidden * wide)

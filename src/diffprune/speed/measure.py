@@ -9,9 +9,9 @@ import torch
 
 from diffprune.backbones.base import Batch
 from diffprune.model import PrunedVLM
-from diffprune.speed.flops import decoder_weights, encoder_flops, kv_bytes, num_encoded, prefill_flops
+from diffprune.speed.flops import decoder_weights, encoder_flops, kv_bytes, prefill_flops
 from diffprune.speed.stages import EagerRequest, FastRequest, TimedRequest
-from diffprune.timing import WARM_UP, synchronize, time_ms, times_ms, wall_ms
+from diffprune.speed.timing import WARM_UP, synchronize, time_ms, times_ms, wall_ms
 
 DECODE_STEPS = 16
 DECODE_WARM_UP = 3
@@ -53,7 +53,8 @@ def measure(
     flops = prefill_flops(text, request.layers)
     floor = hardware.floor_ms(read_bytes(vlm), num_prompts * flops)
     config = vlm.base.config
-    vision = num_prompts * encoder_flops(config, num_encoded(config, batch.sizes[0], request.num_visual))
+    num_encoded = vlm.backbone.num_encoded(config, batch.sizes[0], request.num_visual)
+    vision = num_prompts * encoder_flops(config, num_encoded)
     row: dict[str, Any] = {
         "num_visual": request.num_visual,
         "num_kept": request.num_kept,

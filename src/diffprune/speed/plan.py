@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from diffprune.backbones.anyres import unpadded
 from diffprune.loading import brought_models, source_of
 from diffprune.nn import BlockSpec
+from diffprune.registry import BACKBONES
 from diffprune.shapes import SHAPES, build, is_preset
 from diffprune.speed.flops import (
     block_weights,
@@ -25,7 +25,6 @@ from diffprune.speed.flops import (
     head_width,
     kv_bytes,
     layer_weights,
-    num_encoded,
     prefill_flops,
     projector_flops,
     scorer_flops,
@@ -96,19 +95,25 @@ class Model:
     def text(self) -> Any:
         return self.config.text_config
 
+    @property
+    def family(self) -> Any:
+        return BACKBONES.get(self.config.model_type)
+
+    @property
+    def block(self) -> BlockSpec:
+        """Of the vision tower."""
+        return self.family.tower_block(self.config)
+
     def count(self, size: tuple[int, int]) -> Counts:
         """What a picture of that (width, height) becomes, as its own processor counts placeholders."""
         token = getattr(self.processor, "image_token", None) or "<image>"
         prompt = self.processor(text=[str(token)], images=[Image.new("RGB", size)], return_tensors="pt")
         image_id = getattr(self.config, "image_token_id", None) or self.config.image_token_index
         placeholders = int((prompt["input_ids"] == image_id).sum())
-        if self.config.model_type != "llava_next":
-            return Counts(visual=placeholders, newlines=0, encoded=placeholders)
-        vision, pinpoints = self.config.vision_config, self.config.image_grid_pinpoints
-        side = vision.image_size // vision.patch_size
-        newlines = unpadded(size, pinpoints, vision.image_size, side).rows
+        newlines = self.family.num_newlines(self.config, size)
         visual = placeholders - newlines
-        return Counts(visual=visual, newlines=newlines, encoded=num_encoded(self.config, size, visual))
+        encoded = self.family.num_encoded(self.config, size, visual)
+        return Counts(visual=visual, newlines=newlines, encoded=encoded)
 
 
 @cache
@@ -181,7 +186,7 @@ def vision_work(model: Model, num_encoded: int, batch: int, itemsize: int = 2) -
 
 def scorer_work(model: Model, num_visual: int, batch: int, itemsize: int = 2) -> Work:
     """DiffPrune's scorer over `batch` pictures."""
-    spec = BlockSpec.from_config(model.config.vision_config)
+    spec = model.block
     merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
     patches = num_visual * merge * merge
     return Work(
@@ -245,7 +250,7 @@ def predict(
 
 def request_bytes(model: Model, num_encoded: int, columns: int, new_tokens: int, itemsize: int) -> int:
     """Memory of one request: its cache, and the widest activations of the tower or the language model."""
-    text, vision = model.text, BlockSpec.from_config(model.config.vision_config)
+    text, vision = model.text, model.block
     merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
     language = columns * (6 * text.hidden_size + 3 * text.intermediate_size)
     tower = num_encoded * merge * merge * (6 * vision.width + 3 * vision.mlp_width)

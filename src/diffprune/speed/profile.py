@@ -26,7 +26,7 @@ from diffprune.speed.measure import (
 from diffprune.speed.output import in_words, row_key
 from diffprune.speed.plan import TEXT_BUCKETS
 from diffprune.speed.subject import load_subject, make_batch, with_method
-from diffprune.timing import RUNS, copy_bandwidth, matrix_rate
+from diffprune.speed.timing import RUNS, copy_bandwidth, matrix_rate
 
 EAGER_SHARE = 0.55  # of the time of a run on both paths, before the first fast row
 COLUMNS = (

@@ -18,7 +18,7 @@ from diffprune.model import PrunedVLM
 from diffprune.speed.profile import FastWeights, ProfileSettings, Report, cases, eager_first, first_line, release
 from diffprune.speed.stages import EagerRequest
 from diffprune.speed.subject import load_subject, make_batch, with_method
-from diffprune.timing import synchronize
+from diffprune.speed.timing import synchronize
 
 NOTES = (
     "A closed loop: batch clients, each sends its next request when it has the first token of the last one. requests_s "

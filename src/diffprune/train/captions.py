@@ -9,13 +9,13 @@ from torch import Tensor
 
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.config import OptimConfig, TauConfig
-from diffprune.evaluate.native import NOT_HELD, encode_scenes, own_sizes, pad_left, prompt_ids, scene_images
 from diffprune.methods.base import TrainablePruner
 from diffprune.model import PrunedVLM
 from diffprune.train.loop import train
 from diffprune.train.sampler import between
 from diffprune.types import VisualTokens
 from diffprune_lab.scenes import Rng, Scene, make_scene
+from diffprune_lab.scenes.encode import NOT_HELD, encode_scenes, own_sizes, pad_left, prompt_ids, scene_images
 from diffprune_lab.scenes.language import caption
 from diffprune_lab.scenes.oracle import items
 from diffprune_lab.scenes.pixels import takes_pixels

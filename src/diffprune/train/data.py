@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from diffprune.backbones.base import Exchange
-from diffprune.backbones.images import open_image
+from diffprune.backbones.processors import open_image
 from diffprune.config import DataConfig
 from diffprune.extras import MissingExtraError
 from diffprune.rng import hash_key

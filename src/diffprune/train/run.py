@@ -32,7 +32,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from diffprune.backbones.base import Batch
 from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
-from diffprune.evaluate.native import own_sizes, scene_images
 from diffprune.methods.base import SelfTaughtPruner, build_method
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.random import Random
@@ -61,6 +60,7 @@ from diffprune.train.sampler import draw_keep, global_batch, micro_batches, nois
 from diffprune.train.watch import Watch, peak_memory_gb, plot_losses, read_metrics
 from diffprune.types import Budget, VisualTokens
 from diffprune_lab.scenes import Scene
+from diffprune_lab.scenes.encode import own_sizes, scene_images
 from diffprune_lab.scenes.pixels import takes_pixels
 
 BROKEN_FILE = "broken.jsonl"

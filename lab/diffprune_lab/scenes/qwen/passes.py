@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.vision_utils import get_vision_position_ids
 
+from diffprune.ops import rotate
 from diffprune_lab.scenes import passes, turns
 from diffprune_lab.scenes.feed import Batch
 
@@ -76,13 +77,13 @@ def scale_features_(tower: Tower, factor: float) -> None:
 
 
 def project_heads(
-    block: Any, states: Float[Tensor, "B P W"], cos: Float[Tensor, "1 1 P E"], sin: Float[Tensor, "1 1 P E"]
+    block: Any, states: Float[Tensor, "B P W"], cos: Float[Tensor, "1 P E"], sin: Float[Tensor, "1 P E"]
 ) -> tuple[Float[Tensor, "B H P E"], Float[Tensor, "B H P E"], Float[Tensor, "B H P E"]]:
     """(query, key, value) of a stock vision block."""
     attention = block.attn
     heads = attention.qkv(block.norm1(states)).unflatten(-1, (3, attention.num_heads, -1))  # [B, P, 3, H, E]
     query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-    return turns.rotate(query, cos, sin).to(value.dtype), turns.rotate(key, cos, sin).to(value.dtype), value
+    return rotate(query, cos, sin).to(value.dtype), rotate(key, cos, sin).to(value.dtype), value
 
 
 def mix_heads(block: Any, states: Float[Tensor, "B P W"], heard: Float[Tensor, "B P W"]) -> Float[Tensor, "B P W"]:
@@ -168,9 +169,7 @@ def tower_features(
         states = states.to(torch.get_autocast_dtype(kind))  # half the traffic between the blocks
     places = patch_places(*grid, merge, pixels.device)
     # Angles in float32 whatever the states are; the first argument lends its type only.
-    cos, sin = (
-        table.float()[None, None] for table in tower.rotary_pos_emb(states.new_empty(0, dtype=torch.float32), places)
-    )
+    cos, sin = (table.float()[None] for table in tower.rotary_pos_emb(states.new_empty(0, dtype=torch.float32), places))
     side = tower.window_size // merge // patch
     for number, block in enumerate(tower.blocks):
         query, key, value = parts.project(block, states, cos, sin)

@@ -5,24 +5,24 @@ merger runs on kept groups alone. P counts patches over all images, group after 
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
+from diffprune.backbones._clip import grid_boxes
 from diffprune.backbones.base import Backbone, Batch, pad_rows, with_needs
-from diffprune.backbones.clip import grid_boxes
+from diffprune.backbones.processors import Picture, by_size, normalise
 from diffprune.nn import BlockSpec
 from diffprune.types import LMInputs, VisualTokens
-
-# This file holds shared parts and registers no family of its own.
 
 QUERY_CHUNK = 256  # queries whose attention rows are held at a time; never a whole P x P map
 
@@ -31,7 +31,7 @@ class QwenVL(Backbone):
     """A Qwen vision-language model. A family says how patches are embedded and in which order its blocks run them."""
 
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
-    sequence_features: ClassVar[tuple[str, ...]] = ("mm_token_type_ids",)
+    sequence_features: ClassVar[Mapping[str, int]] = {"mm_token_type_ids": 0}
     plain_positions: ClassVar[bool] = False
     picture_features: ClassVar[tuple[str, ...]] = ("image_grid_thw",)
 
@@ -55,6 +55,25 @@ class QwenVL(Backbone):
         """Blocks whose output is kept as a further plane of features."""
         return ()
 
+    @classmethod
+    def block_widths(cls, vision_config: Any) -> tuple[int, int]:
+        """Features of a patch, and hidden ones of the MLP."""
+        return vision_config.hidden_size, vision_config.intermediate_size
+
+    @classmethod
+    def tower_block(cls, config: Any) -> BlockSpec:
+        vision = getattr(config, "vision_config", config)
+        theta = (getattr(vision, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
+        width, mlp_width = cls.block_widths(vision)
+        return BlockSpec(
+            width=width,
+            heads=vision.num_heads,
+            mlp_width=mlp_width,
+            activation=vision.hidden_act,
+            eps=1e-6,
+            rotary=float(theta),
+        )
+
     # ------------------------------------------------------------------------------------- the cut
 
     @property
@@ -65,10 +84,6 @@ class QwenVL(Backbone):
     def group(self) -> int:
         """Patches in one language token."""
         return int(self.config.vision_config.spatial_merge_size) ** 2
-
-    @property
-    def block(self) -> BlockSpec:
-        return BlockSpec.from_config(self.config.vision_config)
 
     def vision_modules(self) -> dict[str, nn.Module]:
         return {"visual": self.tower}  # the merger is a part of it
@@ -157,6 +172,30 @@ class QwenVL(Backbone):
                     f"apart; write {self.placeholder_prompt(1)} for each"
                 )
         return super().process(pictures, prompts)
+
+    def keeps_size(self, size: tuple[int, int]) -> bool:
+        processor, (width, height) = self.processor.image_processor, size
+        limits, factor = dict(processor.size), processor.patch_size * processor.merge_size
+        pixels = {"min_pixels": limits["shortest_edge"], "max_pixels": limits["longest_edge"]}
+        return tuple(smart_resize(height, width, factor=factor, **pixels)) == (height, width)
+
+    def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
+        """Patches, group after group."""
+        processor = self.processor.image_processor
+        patch, merge, frames = processor.patch_size, processor.merge_size, processor.temporal_patch_size
+
+        def cut(pixels: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B P E"]:
+            values = normalise(processor, pixels)
+            split = values.unflatten(3, (-1, merge, patch)).unflatten(2, (-1, merge, patch))
+            groups = split.permute(0, 2, 5, 3, 6, 1, 4, 7)  # [B, rows, columns, merge, merge, 3, patch, patch]
+            still = groups[:, :, :, :, :, :, None].expand(*groups.shape[:6], frames, *groups.shape[6:])
+            return still.flatten(5).flatten(1, 4)
+
+        grid = [[1, picture.shape[-2] // patch, picture.shape[-1] // patch] for picture in pictures]
+        return {
+            "pixel_values": torch.cat(by_size(pictures, cut)),
+            "image_grid_thw": torch.tensor(grid, device=pictures[0].device),
+        }
 
     def placeholder_prompt(self, num_images: int) -> str:
         start, end = (

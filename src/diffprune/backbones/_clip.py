@@ -7,8 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# This file holds shared parts and registers no family of its own.
-
 
 def encoder_layers(tower: Any) -> Any:
     """The stack of blocks of a vision tower, with or without its outer wrapper."""

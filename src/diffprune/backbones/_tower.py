@@ -6,7 +6,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffprune.backbones.base import Backbone
-from diffprune.nn import BlockSpec
 
 
 class TowerBackbone(Backbone):
@@ -27,10 +26,6 @@ class TowerBackbone(Backbone):
                 f"vision_feature_select_strategy={strategy!r} keeps [CLS] among the visual tokens, which has no place "
                 "in the picture; 'default' is supported"
             )
-
-    @property
-    def block(self) -> BlockSpec:
-        return BlockSpec.from_config(self.config.vision_config)
 
     def vision_modules(self) -> dict[str, nn.Module]:
         return {"vision_tower": self.model.model.vision_tower, "projector": self.model.model.multi_modal_projector}

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.image_processing_utils import get_patch_output_size, select_best_resolution
 from transformers.image_utils import ChannelDimension
 
-from diffprune.backbones.clip import grid_boxes
+from diffprune.backbones._clip import grid_boxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

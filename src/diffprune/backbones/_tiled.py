@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffprune.backbones._clip import grid_boxes
 from diffprune.backbones.base import Batch, pad_rows
-from diffprune.backbones.clip import grid_boxes
 from diffprune.types import Grid, VisualTokens
 
 

@@ -1,12 +1,9 @@
 """How calls are timed, by a clock that moves only when told to."""
 
-import warnings
-from contextlib import nullcontext
-
 import pytest
 import torch
 
-from diffprune import timing
+from diffprune.speed import timing
 from tests.clock import FakeClock
 
 
@@ -44,20 +41,3 @@ def test_bandwidth_and_rate_are_bytes_and_operations_in_the_time_of_a_call(monke
     monkeypatch.setattr(timing, "median_ms", lambda call, device, *, runs: call() is None or 2.0)
     assert timing.copy_bandwidth("cpu", size=2**20) == pytest.approx(2 * 2**20 / 2e-3)
     assert timing.matrix_rate("cpu", torch.float32, side=64) == pytest.approx(2 * 64**3 / 2e-3)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_waiting_is_refused_inside_and_allowed_behind_whatever_happens(fails, monkeypatch):
-    modes: list[str] = []
-
-    def set_mode(mode: str) -> None:
-        modes.append(mode)
-        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
-    with pytest.raises(RuntimeError) if fails else nullcontext(), timing.waiting_refused():
-        assert modes == ["error"]
-        if fails:
-            raise RuntimeError("called a synchronizing CUDA operation")
-    assert modes == ["error", "default"]

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
 
-from diffprune.backbones import images
-from diffprune.backbones.images import open_image, pixel_seed
+from diffprune.backbones import processors
+from diffprune.backbones.processors import open_image, pixel_seed, resize
 from tests import tiny
 
 
@@ -65,7 +67,7 @@ def test_a_missing_file_a_wrong_type_and_a_wrong_array_are_named(tmp_path: Path)
 
 
 def test_a_gigantic_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_PIXELS", 100)
+    monkeypatch.setattr(processors, "MAX_PIXELS", 100)
     with pytest.raises(ValueError, match="20 x 6 pixels"):
         open_image(Image.new("RGB", (20, 6)))
 
@@ -75,3 +77,41 @@ def test_the_number_of_a_picture_depends_on_its_pixels_and_its_shape() -> None:
     assert pixel_seed(first) == pixel_seed(first.copy())
     assert pixel_seed(first) != pixel_seed(tiny.picture(1, (8, 6)))
     assert pixel_seed(Image.new("RGB", (4, 9))) != pixel_seed(Image.new("RGB", (9, 4)))
+
+
+# Pictures on a device ------------------------------------------------------------------------------------------------
+
+
+def noise(*shape: int) -> Tensor:
+    """Random pictures, smooth in one half and rough in the other."""
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    pixels[..., : shape[-1] // 2] = np.linspace(0, 255, shape[-2]).astype(np.uint8)[:, None]
+    return torch.from_numpy(pixels)
+
+
+@pytest.mark.parametrize("kernel", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("height", "width"), [(160, 272), (384, 384), (208, 176), (96, 700), (192, 50)])
+def test_a_resized_picture_is_pillow_s_to_the_bit(height: int, width: int, kernel: str) -> None:
+    pixels = noise(3, 3, 192, 192)
+    for ours, drawn in zip(resize(pixels, height, width, kernel), pixels, strict=True):
+        image = Image.fromarray(drawn.permute(1, 2, 0).numpy())
+        for size in ((width, 192), (width, height)):
+            image = image.resize(size, Image.Resampling[kernel.upper()])
+        assert np.array_equal(ours.permute(1, 2, 0).numpy(), np.asarray(image))
+
+
+def test_a_picture_of_one_color_keeps_it_and_one_of_the_same_size_its_pixels() -> None:
+    for value in (0, 1, 127, 255):
+        flat = torch.full((1, 3, 192, 192), value, dtype=torch.uint8)
+        assert (resize(flat, 176, 384) == value).all()
+    assert torch.equal(resize(noise(2, 3, 20, 30), 20, 30), noise(2, 3, 20, 30))
+
+
+def test_a_mirrored_picture_stays_mirrored() -> None:
+    pixels = noise(1, 3, 192, 192)
+    assert torch.equal(resize(pixels.flip(-1), 176, 256), resize(pixels, 176, 256).flip(-1))
+
+
+def test_an_empty_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 x 10 pixels is empty"):
+        resize(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), 0, 10)

@@ -2,9 +2,7 @@
 
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 
@@ -67,23 +65,6 @@ def synchronize(device: str) -> None:
     """Wait until the device has nothing left to do."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-
-
-@contextmanager
-def waiting_refused() -> Iterator[None]:
-    """Inside, whatever makes this thread wait for the GPU is a `RuntimeError` that speaks of "synchronizing"."""
-    torch.cuda.synchronize()
-    try:
-        _set_sync_mode("error")
-        yield
-    finally:
-        _set_sync_mode("default")
-
-
-def _set_sync_mode(mode: str) -> None:
-    with warnings.catch_warnings():  # the call itself warns that it is a prototype
-        warnings.filterwarnings("ignore", message="Synchronization debug mode")
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 def copy_bandwidth(device: str, *, size: int | None = None) -> float:

@@ -1,0 +1,151 @@
+"""Which columns of a prompt stay when visual tokens are dropped, where they stand then, and at which positions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffprune.types import LMInputs, Origin, VisualTokens
+
+NEWLINE_RULES = ("rows", "all", "none")  # which placeholders without picture content stay
+
+
+def held_slots(
+    tokens: VisualTokens,
+    keep: Int[Tensor, "I K"],
+    *,
+    newlines: str,
+    rows_of_slots: Callable[[Int[Tensor, "I S"]], Int[Tensor, "I S"]],
+) -> tuple[Bool[Tensor, " S"], Int[Tensor, " held"]]:
+    """Of all images' placeholders: which stay, and where in `keep`, flat, each of those has its token.
+
+    A newline has -1. All images at once: the device is not waited for image by image.
+
+    Args:
+        newlines: Which newlines stay, one of `NEWLINE_RULES`.
+        rows_of_slots: The row each placeholder of an image belongs to.
+    """
+    width, num = keep.shape[1], tokens.x.shape[1]
+    first = torch.arange(len(tokens), device=keep.device)[:, None] * width  # [I, 1]
+    place = torch.where(keep < 0, num, keep)  # what keeps nothing goes to a column of its own
+    held = keep.new_full((len(tokens), num + 1), -1)
+    held = held.scatter(1, place, first + torch.arange(width, device=keep.device))[:, :num]
+    if tokens.slots is None:
+        stay = held >= 0
+        return (stay.flatten() if tokens.is_full else stay[tokens.mask.to(stay.device)]), held[stay]
+    slots = tokens.slots
+    held = torch.where(slots >= 0, held.gather(1, slots.clamp_min(0)), -1)  # [I, S]
+    stay = held >= 0
+    if newlines == "all":
+        stay = stay | (slots == -1)
+    elif newlines == "rows":
+        row_of = rows_of_slots(slots)
+        row_keeps = torch.zeros_like(row_of).scatter_add(1, row_of, stay.long()) > 0  # fewer rows than slots
+        stay = stay | ((slots == -1) & row_keeps.gather(1, row_of))
+    return stay[slots != -2], held[stay]
+
+
+def require_filled(slot_stays: Bool[Tensor, " S"], num_placeholders: int) -> Bool[Tensor, " S"]:
+    """Which placeholders stay, or an error where the pictures do not fill those of the prompt."""
+    if num_placeholders != slot_stays.numel():
+        raise ValueError(
+            f"the prompt holds {num_placeholders} image placeholders but the pictures fill {slot_stays.numel()}; "
+            "process text and images in one call"
+        )
+    return slot_stays
+
+
+def left_pad_order(stays: Bool[Tensor, "B T"]) -> tuple[Int[Tensor, "B U"], Bool[Tensor, "B U"]]:
+    """Columns that stay, in order and flush right, and the mask of real ones."""
+    width = max(1, int(stays.sum(-1).max()))
+    order = torch.argsort(stays.long(), dim=-1, stable=True)[:, -width:]
+    return order, stays.gather(1, order)
+
+
+def in_given_order(
+    columns: Int[Tensor, "B T"], is_visual: Bool[Tensor, "B T"], source: Int[Tensor, " S"]
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, " S"]]:
+    """Columns and sources with each image's tokens in the order they were given in; newlines (-1) stay where they are.
+
+    Args:
+        columns: Of the unpruned sequence, in raster order.
+        is_visual: True where a visual token stands.
+        source: Place among all given tokens of the one at each True of `is_visual`, row by row.
+    """
+    given = source >= 0
+    rank = source[given].argsort()  # never across images: those given first also stand first
+    content = is_visual.masked_scatter(is_visual, given)
+    return columns.masked_scatter(content, columns[content][rank]), source.masked_scatter(given, source[given][rank])
+
+
+def positions_of(
+    columns: Int[Tensor, "B U"], mask: Bool[Tensor, "B U"], unpruned: Int[Tensor, "*R B T"], *, packed: bool
+) -> Int[Tensor, "*R B U"]:
+    """Position of each column: the one it had before anything was dropped, or, packed, counted without gaps."""
+    if packed:
+        return (mask.cumsum(-1) - 1).clamp_min(0).expand(*unpruned.shape[:-2], *columns.shape)
+    return torch.where(mask, unpruned.gather(-1, columns.expand(*unpruned.shape[:-2], *columns.shape)), 0)
+
+
+def fill(
+    embeds: Float[Tensor, "B U L"],
+    is_visual: Bool[Tensor, "B U"],
+    source: Int[Tensor, " S"],
+    visual: Float[Tensor, "M L"],
+    newline: Float[Tensor, " L"] | None,
+) -> Float[Tensor, "B U L"]:
+    """Embeddings with the visual ones in their places.
+
+    Args:
+        is_visual: True where a visual token stands.
+        source: Row of `visual` for each True of `is_visual`, -1 for a newline.
+        newline: Embedding of a placeholder without picture content.
+    """
+    rows = visual.to(embeds.device, embeds.dtype)
+    if bool((source < 0).any()):
+        assert newline is not None, "a family has placeholders without content but no embedding for them"
+        rows = torch.cat([rows, newline.to(rows)[None]])  # row -1
+    return embeds.masked_scatter(is_visual[..., None], rows[source])
+
+
+def origin_of(
+    tokens: VisualTokens, keep: Int[Tensor, "I K"], source: Int[Tensor, " S"], is_visual: Bool[Tensor, "B U"]
+) -> Origin:
+    """Which token of which image stands at each True of `is_visual`; `source` is its place in `keep`, flat."""
+    first = torch.arange(len(tokens), device=keep.device)[:, None] * tokens.x.shape[1]
+    token = torch.where(source < 0, -1, (keep + first).flatten().to(source.device)[source])
+    nowhere = torch.full(is_visual.shape, -1, dtype=torch.int64, device=is_visual.device)
+    return Origin(tokens=tokens, index=nowhere.masked_scatter(is_visual, token))
+
+
+def real_columns_first(lm: LMInputs) -> LMInputs:
+    """Rows with their padding behind and a mask of ones, for one causal pass without a cache.
+
+    Being causal already keeps real tokens from attending to what stands behind them. A mask with a zero in it would be
+    made a T x T tensor and keep SDPA from its flash kernel.
+    """
+    real = lm.attention_mask.bool()
+    if bool(real.all()):
+        return lm
+    order = torch.argsort((~real).long(), dim=-1, stable=True)  # [B, T]
+
+    def take(columns: Any) -> Any:
+        is_row = isinstance(columns, Tensor) and columns.shape == order.shape
+        return columns.gather(1, order) if is_row else columns
+
+    return replace(
+        lm,
+        input_ids=take(lm.input_ids),
+        inputs_embeds=lm.inputs_embeds.gather(1, order[..., None].expand_as(lm.inputs_embeds)),
+        attention_mask=torch.ones_like(lm.attention_mask),
+        position_ids=lm.position_ids.gather(-1, order.expand_as(lm.position_ids)),
+        visual=take(lm.visual),
+        source=take(lm.source),
+        labels=take(lm.labels),
+        extra={key: take(value) for key, value in lm.extra.items()},
+        origin=None if lm.origin is None else replace(lm.origin, index=take(lm.origin.index)),
+        heard=take(lm.heard),
+    )

@@ -1,0 +1,345 @@
+"""Building a fast path: weights, buckets, and for every picture shape the encoder, the choice and the splice."""
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from diffprune.backbones.base import Backbone, Batch, with_needs
+from diffprune.fast import verify
+from diffprune.fast.buckets import Bucket, CacheStore, num_columns
+from diffprune.fast.choice import Choose, choose_by_score, take
+from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
+from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
+from diffprune.fast.graphs import Compiler, is_out_of_memory, settled_heap
+from diffprune.fast.options import CompileOptions
+from diffprune.fast.pictures import Chooser, Picture, Splicer
+from diffprune.fast.towers import BlockParts, Tower, tower_class
+from diffprune.fast.vision import Blocks, FastScorer
+from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
+from diffprune.nn.scorer import Scorer
+from diffprune.types import VisualTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileReport:
+    """What `compile()` did.
+
+    Args:
+        seconds: Of each part.
+        extra_bytes: Memory it holds beyond the model: private copies of weights, the static cache, and on a GPU what
+            the allocator holds more than before (graphs and buffers included).
+        buckets: (batch, length) of every prefill.
+        captured: CUDA graphs were made.
+    """
+
+    seconds: dict[str, float]
+    extra_bytes: dict[str, int]
+    buckets: tuple[tuple[int, int], ...]
+    captured: bool
+
+
+class Builder:
+    """The parts of one `FastPath`; `build` makes them and reports on it."""
+
+    def __init__(self, vlm: Any, options: CompileOptions) -> None:
+        if options.share is not None and options.share.vlm.base is not vlm.base:
+            raise ValueError("share is the fast path of another base model; share among methods around one model")
+        self.vlm, self.options = vlm, options
+        self.backbone: Backbone = vlm.backbone
+        self.batch_sizes, self.text_buckets = sorted(set(options.batch_sizes)), sorted(set(options.text_buckets))
+        keep = vlm.budget.keep if options.keep is None else options.keep
+        self.keeps = [vlm.budget_of(value) for value in ([keep] if isinstance(keep, int | float) else keep)]
+        self.device, self.dtype = vlm.base.get_input_embeddings().weight.device, vlm.base.dtype
+        self.capture = self.device.type == "cuda"
+        compiles = self.capture and options.compile_layers
+        self.compiler = Compiler(compiles)
+        self.vision_compiler = Compiler(compiles, autotune=options.autotune)
+        self.seconds: dict[str, float] = {}
+        self.pictures: dict[tuple[int, ...], Picture] = {}
+        self.choosers: dict[tuple[int, ...], Chooser] = {}
+        self.splicers: dict[tuple[int, ...], Splicer] = {}
+        self.miscompiled: set[tuple[int, ...]] = set()  # picture shapes that were reported when they were compiled
+
+    def build(self) -> CompileReport:
+        """Make every part; a `ValueError` says what the fast path cannot run."""
+        if self.capture:
+            torch.cuda.empty_cache()
+        before = self.allocated()
+        with torch.inference_mode(False), torch.no_grad(), self.compiler.patient(), settled_heap():
+            self.read_weights()
+            samples = self.samples()
+            shapes = self.bucket_shapes(sorted({self.num_visual(sample) for sample in samples}))
+            self.axes = tuple(self.backbone.positions(samples[0]).shape[:-2])
+            self.store.reserve(
+                max(
+                    self.store.numel(batch, num_columns(length, self.options.max_new_tokens))
+                    for batch, length, _ in shapes
+                )
+            )
+            with self.timed("verify"):
+                verify.check_language_model(self.backbone, self.decoder, self.store)
+            self.buckets = self.make_buckets_that_agree(shapes)
+            if self.tower is not None and self.vlm.budget_rule == "global":
+                for sample in samples:
+                    for batch in self.batch_sizes:
+                        self.fix_picture(self.tower, sample, batch)
+            if self.capture:
+                torch.cuda.empty_cache()  # what only the comparisons took
+        shared = () if self.options.share is not None else (self.decoder.weights, self.tower)
+        extra = {
+            "weights": sum(part.own_bytes for part in (*shared, self.scorer) if part is not None),
+            "cache": sum(keys.nbytes + values.nbytes for keys, values in self.store.flat),
+        }
+        if self.capture:
+            extra["allocator"] = self.allocated() - before
+        return CompileReport(
+            seconds=self.seconds,
+            extra_bytes=extra,
+            buckets=tuple((bucket.batch, bucket.length) for bucket in self.buckets),
+            captured=self.capture,
+        )
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds of what is inside to those of the part."""
+        start = time.perf_counter()
+        yield
+        if self.capture:
+            torch.cuda.synchronize(self.device)
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def allocated(self) -> int:
+        """Bytes that the allocator holds on a GPU."""
+        return torch.cuda.memory_reserved(self.device) if self.capture else 0
+
+    # ------------------------------------------------------------------------------------- weights
+
+    def read_weights(self) -> None:
+        """Decoder, tower and scorer as functions over their weights, and the cache without its memory."""
+        fuse, share = self.options.fuse, self.options.share
+        with self.timed("weights"):
+            if share is None:
+                try:
+                    weights = read_decoder(self.vlm.base, self.backbone.language_model, fuse=fuse)
+                except (Unsupported, AttributeError) as error:
+                    raise ValueError(
+                        f"the fast path does not know the language model of {self.backbone.family} ({error}); "
+                        "generate() works without it"
+                    ) from error
+                self.decoder = Decoder(weights, self.compiler)
+                self.tower = self.read_tower()
+            else:
+                self.decoder, self.tower = share.decoder, share.tower
+            self.store = CacheStore(self.decoder, self.device, self.dtype)
+            scorer = getattr(self.vlm.method, "scorer", None)
+            self.scorer = None
+            if isinstance(scorer, Scorer) and not scorer.spec.qk_norm and self.tower is not None:
+                self.scorer = FastScorer(scorer, self.make_blocks, self.dtype, self.vision_compiler)
+
+    def read_tower(self) -> Tower | None:
+        make = tower_class(self.backbone)
+        return None if make is None else make(self.backbone, self.make_blocks)
+
+    def make_blocks(self, parts: Sequence[BlockParts], heads: int) -> Blocks:
+        """A stack of vision blocks in the base model's precision."""
+        return Blocks(parts, heads, self.dtype, self.vision_compiler, fuse=self.options.fuse)
+
+    # ------------------------------------------------------------------------------------- sizes
+
+    def samples(self) -> list[Batch]:
+        """One prompt with one grey picture of each size."""
+        if self.options.image_sizes is not None:
+            return [self.sample(size) for size in self.options.image_sizes]
+        first, second = (self.sample(size) for size in ((336, 336), (672, 448)))
+        if self.num_visual(first) != self.num_visual(second):
+            raise ValueError(
+                f"{self.backbone.family} makes more tokens of a larger picture; name the sizes to compile for: "
+                "compile(image_sizes=[(width, height), ...])"
+            )
+        return [first]
+
+    def sample(self, size: tuple[int, int]) -> Batch:
+        return self.vlm.prepare([[Image.new("RGB", (size[0], size[1]), (128, 128, 128))]], [verify.PROBE])
+
+    def num_visual(self, batch: Batch) -> tuple[int, int]:
+        """Visual tokens of a sample's picture, and the newlines that may stay beside those that are kept."""
+        placeholders = int((batch.features["input_ids"] == self.backbone.image_token_id).sum())
+        if self.backbone.newline is None:
+            return placeholders, 0
+        visual = int(self.backbone.encode(batch).mask.sum())
+        is_pruned = self.vlm.method.name != "full"
+        return visual, 0 if is_pruned and self.backbone.keeps_newlines == "none" else placeholders - visual
+
+    def bucket_shapes(self, pictures: Sequence[tuple[int, int]]) -> list[tuple[int, int, Cuts | None]]:
+        """Rows, columns and cuts of every bucket, the smallest first, for pictures of so many tokens and newlines."""
+        method = self.vlm.method
+        shapes: dict[tuple[Any, ...], tuple[int, int, Cuts | None]] = {}
+        for count, newlines in pictures:
+            for budget in self.keeps:
+                cuts = cuts_of(method, self.backbone, count, budget.count(count))
+                plan = () if cuts is None else tuple(sorted(cuts.left.items()))
+                for batch in self.batch_sizes:
+                    for text in self.text_buckets:
+                        length = count_before_layers(method, budget, count) + newlines + text
+                        shapes[(batch, length, plan)] = (batch, length, cuts)
+        return [shapes[key] for key in sorted(shapes)]
+
+    # ------------------------------------------------------------------------------------- buckets
+
+    def make_buckets_that_agree(self, shapes: Sequence[tuple[int, int, Cuts | None]]) -> list[Bucket]:
+        """Buckets of compiled layers, or of plain ones where a compiled bucket gives other logits."""
+        try:
+            return self.make_buckets(shapes)
+        except verify.Miscompiled as error:
+            mistake = str(error)
+        # Out of the handler, whose error holds the graphs made so far.
+        self.vlm._say_once(f"{mistake}, so they are captured as they are")
+        gc.collect()
+        self.decoder = verify.plain_decoder(self.decoder)
+        return self.make_buckets(shapes)
+
+    def make_buckets(self, shapes: Sequence[tuple[int, int, Cuts | None]]) -> list[Bucket]:
+        """Every bucket warmed up, captured and compared; `Miscompiled` where one gives other logits.
+
+        The memory pool of the graphs is made here: when all graphs of a pool are gone, nothing can be captured into it.
+        """
+        self.pool = torch.cuda.graph_pool_handle() if self.capture else None
+        max_new_tokens = self.options.max_new_tokens
+        buckets = []
+        for batch, length, cuts in shapes:
+            bucket = Bucket.build(
+                self.decoder,
+                self.store,
+                batch=batch,
+                length=length,
+                max_new_tokens=max_new_tokens,
+                axes=self.axes,
+                capture=self.capture,
+                cuts=cuts,
+            )
+            with self.timed("prefill"):
+                bucket.prefill.warm_up(self.pool)
+            decodes = max_new_tokens > 1  # the first token is prefill's
+            if decodes:
+                with self.timed("decode"):
+                    bucket.decode.warm_up(self.pool)
+            if self.decoder.compiled:
+                with self.timed("verify"):
+                    try:
+                        scale = self.vlm.base.get_input_embeddings().weight.std()
+                        verify.check_bucket(bucket, self.decoder, scale=scale, decodes=decodes)
+                    except RuntimeError as error:  # plain layers take more room than compiled ones
+                        if not is_out_of_memory(error):
+                            raise
+                        self.vlm._say_once(f"no room to compare {batch} x {length} compiled columns with plain layers")
+            buckets.append(bucket)
+        return buckets
+
+    # ------------------------------------------------------------------------------------- pictures
+
+    def fix_picture(self, tower: Tower, sample: Batch, size: int) -> None:
+        """Encoder, choice and splice for `size` pictures of the sample's shape."""
+        several = repeat_batch(sample, size)
+        key = (size, *tower.key(sample, sample.features))
+        if key in self.pictures:
+            return
+        with self.timed("encode"):
+            picture = Picture.build(
+                tower.fix(sample, self.vlm.method.needs),
+                several.features["pixel_values"],
+                size,
+                tower.describe(several),
+                capture=self.capture,
+            )
+            picture.encode.warm_up(self.pool)
+        with self.timed("verify"):
+            if self.vision_compiler.enabled and not self.encodes_as_the_reference(picture, several):
+                self.miscompiled.add(key)
+                return
+        self.pictures[key] = picture
+        for k in sorted({count_before_layers(self.vlm.method, each, picture.num_tokens) for each in self.keeps}):
+            with self.timed("prune"):
+                chooser = Chooser.build(picture, k, self.choice(picture.tokens, k), capture=self.capture)
+                if chooser.prune is not None:
+                    chooser.prune.warm_up(self.pool)
+            self.choosers[(*key, k)] = chooser
+            if picture.tokens.slots is not None:
+                continue  # how many newlines stay depends on the choice, so the reference code splices
+            with self.timed("splice"):
+                for bucket in self.buckets:
+                    if bucket.batch == size and bucket.length - k in self.text_buckets and bucket.takes(k):
+                        splicer = Splicer.build(
+                            picture,
+                            chooser,
+                            bucket,
+                            embed=self.decoder.weights.embed,
+                            project=self.backbone.project,
+                            packed=self.vlm.positions == "packed",
+                            capture=self.capture,
+                        )
+                        splicer.splice.warm_up(self.pool)
+                        self.splicers[(*key, k, *bucket.key)] = splicer
+
+    def encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
+        """Whether the compiled tower gives the stock tower's features; reported once where it does not."""
+        picture.encode()
+        if verify.close(picture.encoded.x, self.vlm.encode(batch).x, limit=verify.MISTAKE):
+            return True
+        self.vlm._say_once(
+            f"torch.compile gives other features for {picture.batch} x {picture.num_tokens} visual tokens than the "
+            "encoder without it; such pictures are encoded by the reference code"
+        )
+        return False
+
+    def choice(self, tokens: VisualTokens, k: int) -> Choose | None:
+        """The method's choice as a function of static tensors; None where it needs more, or reads values back."""
+        method, backbone = self.vlm.method, self.backbone
+        if k == tokens.x.shape[1] or isinstance(method, LayerPruner):
+            return None
+        if self.scorer is not None and isinstance(method, ScoringPruner):
+            score = self.scorer.fix(tokens)
+            if verify.close(score(tokens.x), method.score(tokens), limit=verify.rounding(self.dtype)):
+                return choose_by_score(score, k, self.vision_compiler)
+        if "text" in method.needs or not method.card.budget.startswith("exact K"):
+            return None
+
+        def current() -> VisualTokens:
+            return with_needs(backbone, Batch(features={}), tokens, method.needs & {"projected"})
+
+        def own_choice(x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
+            if isinstance(method, MergingPruner):
+                kept, keep = method.reduce(current(), k).in_raster_order()
+            else:
+                keep = method.choose(current(), k).keep
+                kept = take(x, keep)
+            into[0].copy_(keep)
+            into[1].copy_(kept)
+
+        choose: Choose = own_choice
+        if isinstance(method, ScoringPruner):
+            choose = choose_by_score(lambda x: method.score(current()), k, self.vision_compiler)
+        alone = verify.depends_on_features_alone(method, current(), k)
+        if not alone or (self.capture and not verify.capturable(choose, tokens.x, k, warn=self.vlm._say_once)):
+            return None
+        return choose
+
+
+def repeat_batch(batch: Batch, times: int) -> Batch:
+    """One prompt and its picture several times."""
+    features = {
+        key: value.repeat(times, *[1] * (value.ndim - 1)) if isinstance(value, Tensor) else value
+        for key, value in batch.features.items()
+    }
+    return Batch(
+        features=features,
+        row_of_image=tuple(range(times)),
+        sizes=batch.sizes * times,
+        seeds=batch.seeds * times,
+    )

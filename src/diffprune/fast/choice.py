@@ -1,0 +1,50 @@
+"""The K largest scores without a sort, on static tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# Features in; indices, features of the kept tokens and scores out, written into the tensors given.
+Choose = Callable[[Tensor, tuple[Tensor, Tensor, Tensor]], None]
+
+RANKED_AT_ONCE = 4096  # up to here the ranks come from all pairs in one kernel; beyond, from a sort
+
+
+def keep_largest(logits: Float[Tensor, "B N"], k: int) -> Int[Tensor, "B K"]:
+    """Indices of the k largest logits, ascending, of equal ones the lower: `hard_topk` without a sort.
+
+    A token's rank is the number of tokens that go before it, a comparison of all pairs that compiles into one kernel;
+    the kept ones then count themselves into place.
+    """
+    num_tokens = logits.shape[1]
+    index = torch.arange(num_tokens, device=logits.device)
+    if num_tokens > RANKED_AT_ONCE:
+        order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+        return order.sort(dim=-1).values
+    this, other = logits[:, :, None], logits[:, None, :]
+    before = (other > this) | ((other == this) & (index[None, :] < index[:, None]))
+    kept = before.sum(-1) < k
+    place = torch.where(kept, kept.cumsum(-1) - 1, -1)
+    ranks = torch.arange(k, device=logits.device)
+    return torch.where(place[:, None, :] == ranks[:, None], index, 0).sum(-1)  # a scatter would be a kernel of its own
+
+
+def take(x: Float[Tensor, "B N D"], keep: Int[Tensor, "B K"]) -> Float[Tensor, "B K D"]:
+    """The tokens that stay."""
+    return x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def choose_by_score(score: Callable[[Tensor], Tensor], k: int, compiler: Any) -> Choose:
+    """The k largest scores."""
+
+    def finish(scores: Tensor, x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
+        chosen = keep_largest(scores, k)
+        into[0].copy_(chosen)
+        into[1].copy_(take(x, chosen))
+        into[2].copy_(scores)
+
+    finish_fused = compiler(finish)
+    return lambda x, into: finish_fused(score(x), x, into)

@@ -1,0 +1,60 @@
+"""One request of a fast path: its prompts, and the static parts that it runs in."""
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from diffprune.backbones.base import Batch
+from diffprune.fast.buckets import Bucket
+from diffprune.fast.options import NotCompiled
+from diffprune.fast.pictures import Chooser, Picture, Splicer
+from diffprune.types import VisualTokens
+
+
+@dataclass(kw_only=True)
+class Request:
+    """One batch of prompts on its way through the stages."""
+
+    batch: Batch
+    keep: int | float
+    rows: int
+    host: dict[str, Tensor]  # the prompt, on the host
+    picture: Picture | None = None
+    chooser: Chooser | None = None
+    splicer: Splicer | None = None
+    tokens: VisualTokens | None = None
+    chosen: Tensor | None = None
+    merged: Tensor | None = None  # features of the chosen tokens, where they are not simply taken
+    found: Bucket | None = None
+    steps: int = 0
+    num_kept: tuple[int, ...] = field(default=())
+
+    @property
+    def ids(self) -> Int[Tensor, "B T"]:
+        return self.host["input_ids"]
+
+    @property
+    def mask(self) -> Bool[Tensor, "B T"]:
+        return self.host["attention_mask"].bool()
+
+    @property
+    def bucket(self) -> Bucket:
+        if self.found is None:
+            raise NotCompiled("the bucket of this request is known after splice; call the stages in order")
+        return self.found
+
+    @property
+    def token(self) -> Int[Tensor, " B"]:
+        """The newest token of each row, on the device."""
+        return self.bucket.token[: self.rows]
+
+    @property
+    def logits(self) -> Float[Tensor, "B V"]:
+        """What the newest token was chosen from."""
+        return self.bucket.logits[: self.rows]
+
+    @property
+    def kept(self) -> Int[Tensor, "B K"] | None:
+        """Raster indices of the kept tokens."""
+        return self.chosen if self.chooser is None else self.chooser.keep[: self.rows]
