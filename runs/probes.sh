@@ -3,11 +3,11 @@
 #
 #   runs/probes.sh BACKBONES MINUTES DATA OUT [further options of diffprune probe]
 #
-#   runs/probes.sh "deit-tiny deit-small deit-base" 9.1 tiny-imagenet-40 out/probes --train-share 0.36
+#   runs/probes.sh "deit-tiny deit-small deit-base" 9.1 tiny-imagenet-40 out/probes
 #   runs/probes.sh "deit-tiny deit-small deit-base" 3   tiny-imagenet-40 out/probes      # what the first had no time for
 #   runs/probes.sh deit-tiny 8 holdout out/holdout --train-data tiny-imagenet-40         # measure on other pictures
 #
-#   SEEDS="42 123 456 789 1000" runs/probes.sh deit-tiny 8 tiny-imagenet-40 out/probes --train-share 0.25   # side by side
+#   SEEDS="42 123 456 789 1000" runs/probes.sh deit-tiny 8 tiny-imagenet-40 out/probes   # side by side
 #
 # With SEEDS each seed is a process of its own as soon as the classifier is there: a GPU that small models leave idle is
 # done sooner.
