@@ -11,7 +11,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := -m pytest -n $(WORKERS) -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test fuzz check format bench test-matrix test-integrations docs clean
+.PHONY: help venv demo test fuzz check format bench test-matrix test-library test-integrations docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -63,6 +63,19 @@ test-matrix: .venv-oldest/.installed .venv-newest/.installed  ## the suite on th
 	.venv-newest/bin/python -m pip install -q -c constraints.txt torch
 	.venv-newest/bin/python -m pip install -q -c constraints.txt --upgrade -e '.[dev]' -e lab transformers
 	touch $@
+
+# From built wheels, as a user has them: first the library alone, then with the lab beside it.
+test-library: $(STAMP)  ## the library's own tests from its wheel, without the lab; then the demo from both wheels
+	rm -rf dist .venv-library
+	$(BIN)/python -m build -q --wheel -o dist .
+	$(BIN)/python -m build -q --wheel -o dist lab
+	$(PYTHON) -m venv .venv-library
+	.venv-library/bin/python -m pip install -q -c constraints.txt torch
+	.venv-library/bin/python -m pip install -q -c constraints.txt --find-links dist 'diffprune[dev]'
+	! .venv-library/bin/python -c 'import diffprune_lab' 2>/dev/null
+	$(TEST_ENV) .venv-library/bin/python $(PYTEST) tests
+	.venv-library/bin/python -m pip install -q -c constraints.txt --find-links dist diffprune-lab
+	.venv-library/bin/diffprune demo --quick --out out/demo-from-wheels
 
 # One virtual environment per engine: their own pins do not agree with each other.
 test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment

@@ -14,6 +14,13 @@ from tests.searching import load_profile
 load_profile()
 torch.set_num_threads(1)  # several test workers share few cores
 
+try:
+    import diffprune_lab
+except ImportError:  # the library's tests run without the lab
+    pass
+else:
+    diffprune_lab.join()
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:

@@ -74,7 +74,7 @@ stage() {
         start=()
         [ "$from" = - ] || start=(--init "$from")
         # shellcheck disable=SC2086  # options are words
-        "$python" -m diffprune_lab.scenes.qwen.pretrain --model "scenes-qwen-$size" --stage "$stage" --round "$round" \
+        "$python" -m diffprune_lab.pretrain.qwen --model "scenes-qwen-$size" --stage "$stage" --round "$round" \
             --minutes "$(awk "BEGIN { print ($until - $SECONDS) / 60 }")" "${start[@]}" --out "$to" $options \
             ${tiny[@]+"${tiny[@]}"} $OPTIONS $more &
         wait "$!" && return 0
@@ -143,7 +143,7 @@ train() {
 pack_size() { # size: the weights as a model that can be loaded
     local logs=()
     [ ! -f "$work/weights/tower/log.jsonl" ] || logs=(--logs "$work/weights/tower")
-    "$python" -m diffprune_lab.scenes.qwen.pretrain --model "scenes-qwen-$1" --stage package --init "$work/weights/$1" \
+    "$python" -m diffprune_lab.pretrain.qwen --model "scenes-qwen-$1" --stage package --init "$work/weights/$1" \
         "${logs[@]}" --out "$work/packages/scenes-qwen-$1" >"$work/logs/package-$1.log" 2>&1 ||
         echo "packing $1 failed: $(tail -n 1 "$work/logs/package-$1.log" | cut -c1-300)"
 }

@@ -12,7 +12,7 @@
 # LLAVA_OPTIONS and NANO_OPTIONS are handed on, for example LLAVA_OPTIONS="--lr 5e-4 --weights gqa=30". Then:
 #
 #   for m in llava nano; do
-#     python -m diffprune_lab.scenes.pretrain --model scenes-$m --stage package --init out/second/$m \
+#     python -m diffprune_lab.pretrain.llava --model scenes-$m --stage package --init out/second/$m \
 #         --logs out/first/$m out/tower/$m --out lab/diffprune_lab/assets/scenes-$m
 #   done
 set -euo pipefail
@@ -26,7 +26,7 @@ train() { # model, workers, further options
     local model=$1 workers=$2 start=()
     shift 2
     [ "$init" = - ] || start=(--init "$init/$model")
-    exec "$python" -m diffprune_lab.scenes.pretrain --model "scenes-$model" --stage "$stage" --round "$round" \
+    exec "$python" -m diffprune_lab.pretrain.llava --model "scenes-$model" --stage "$stage" --round "$round" \
         --minutes "$minutes" "${start[@]}" --out "$out/$model" --workers "$workers" "$@"
 }
 

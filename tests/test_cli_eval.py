@@ -119,7 +119,7 @@ def test_a_mistake_is_one_sentence(run, arguments: list[str], words: str) -> Non
 
 def test_an_output_that_cannot_be_written_is_told_before_the_work(run, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("diffprune.loading.load_base", lambda name: pytest.fail("the work has started"))
+    monkeypatch.setattr("diffprune.evaluate.pruners.load_base", lambda name: pytest.fail("the work has started"))
     code, _, err = run("--out", str(tmp_path / "file" / "x.json"))
     assert code != 0 and "cannot write into" in err and err.count("\n") == 1
     code, _, err = run("--out", str(tmp_path))
@@ -186,7 +186,7 @@ def test_two_pruners_of_one_label_and_seed_are_refused(run, saved: list[Path], m
     from diffprune.config import make_config
 
     config = make_config({"backbone": {"name": "scenes-nano"}, "budget": {"keep": 4}, "seed": 7})
-    monkeypatch.setattr("diffprune.train.throttled.run_config", lambda path: config)
+    monkeypatch.setattr("diffprune.evaluate.pruners.run_config", lambda path: config)
     code, _, err = run("--pruner", f"{saved[0]},{saved[1]}", "--tasks", "pope")
     assert code != 0 and "two pruners are listed as 'diffprune' with seed 7" in err
 

@@ -201,3 +201,10 @@ def test_a_missing_file_is_named(tmp_path):
 def test_the_yaml_is_plain(root):
     values = yaml.safe_load(to_yaml(make_config(MINIMAL)))
     assert set(values) == {field.name for field in dataclasses.fields(RunConfig)}
+
+
+def test_a_run_folder_of_before_still_loads_and_what_is_gone_is_named():
+    before = {**MINIMAL, "hardness": 0.0, "hardness_ramp": 0.5}
+    assert make_config(before) == make_config(MINIMAL)
+    with pytest.raises(ValueError, match=r"hardness=2\.0 is no longer an option; leave it out"):
+        make_config({**MINIMAL, "hardness": 2.0})

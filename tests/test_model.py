@@ -12,7 +12,7 @@ from torch import nn
 import diffprune as dp
 from diffprune import loading, model
 from diffprune.loading import load_vlm, refuse_gaps
-from diffprune.methods.base import Card, Merged, MergingPruner
+from diffprune.methods.base import Card, Kept, MergingPruner
 from diffprune.methods.cls_attention import ClsAttentionOptions
 from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens, parse_budgets
@@ -147,10 +147,10 @@ def test_a_merging_method_brings_new_tokens_and_their_places() -> None:
         name = "pairs"
         card = Card(idea="for tests")
 
-        def reduce(self, tokens: VisualTokens, k: torch.Tensor) -> Merged:
+        def reduce(self, tokens: VisualTokens, k: torch.Tensor) -> Kept:
             size = tokens.x.shape[1] // int(k[0])
             x = tokens.x.unflatten(1, (-1, size)).mean(2)
-            return Merged(x=x, positions=(torch.arange(x.shape[1]) * size).expand(len(x), -1))
+            return Kept(x=x, index=(torch.arange(x.shape[1]) * size).expand(len(x), -1))
 
     vlm = pruned("llava", Pairs(), keep=8)
     assert isinstance(ask(vlm), str)

@@ -144,3 +144,16 @@ def test_a_tokenizer_that_is_json_and_no_tokenizer_is_found(tmp_path: Path) -> N
     assert loading.damaged_file(base) is None
     (base / "tokenizer.json").write_text("{}")
     assert loading.damaged_file(base) == base / "tokenizer.json"
+
+
+def test_an_order_that_was_saved_is_raster_order_or_refused(tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path)
+    assert "order" not in config_of(tmp_path)
+    model, processor = tiny.build("llava")
+    for order in ("raster", "native"):
+        (tmp_path / "config.json").write_text(json.dumps({**config_of(tmp_path), "order": order}))
+        if order == "raster":
+            assert PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor).method.name == "diffprune"
+            continue
+        with pytest.raises(ValueError, match="saved with order='native', which is no longer an option; change it to"):
+            PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)

@@ -30,15 +30,22 @@ ALLOWED: dict[str, set[str]] = {
     "schedules": set(),
     "ops": {"types"},
     "nn": {"ops", "types"},
-    "methods": {"nn", "ops", "registry", "types"},
+    "inside": {"ops", "types"},  # what methods inside the language model are given
+    "inside.stream": {"backbones", "methods", "types"},  # from here on: runs a backbone's layers with a method between
+    "inside.layers": {"ops"},
+    "inside.loop": {"backbones", "losses", "methods", "ops", "types"},
+    "inside.generate": {"backbones", "methods", "types"},
+    "losses": {"methods"},
+    "decoding": {"backbones", "inside", "losses", "methods", "ops", "types"},
+    "restriction": {"methods", "ops", "tiles", "types"},
+    "methods": {"inside", "nn", "ops", "registry", "types"},
     "backbones": {"nn", "ops", "registry", "types"},
-    "backbones.decoder": {"methods", "ops", "types"},  # runs a backbone's layers with a method between; model uses it
-    "backbones.listening": {"methods", "types"},  # the same in training
     "tiles": {"backbones", "methods", "nn", "ops", "types"},  # between a method and the model, as model is
     "config": {"types"},
-    "checkpoint": {"results"},
-    "model": {"backbones", "checkpoint", "fast", "loading", "methods", "nn", "ops", "registry", "results", "tiles"}
-    | {"types"},
+    "checkpoint": {"loading", "results"},
+    "fitting": {"backbones", "checkpoint", "methods", "registry", "tiles"},
+    "model": {"backbones", "checkpoint", "decoding", "fast", "fitting", "losses", "methods", "ops", "restriction"}
+    | {"tiles", "types"},
     "scenes": {"backbones", "evaluate", "ops", "results", "types"},
     "scenes.oracle": {"methods", "registry", "types"},
     "scenes.world": {"results", "types"},

@@ -11,6 +11,7 @@ DOORS = {
     doors.BACKBONES: {"deit": "diffprune_lab.deit:DeiT"},
     doors.MODELS: {"scenes": "diffprune_lab.models:SCENES"},
     doors.MOVED: {"PrunedClassifier": "diffprune_lab.classifier:PrunedClassifier"},
+    doors.TASKS: {"scenes": "diffprune_lab.scenes.source:SCENES_TASKS"},
 }
 
 

@@ -13,17 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffprune.backbones.processors import open_image, pixel_seed
-from diffprune.methods.base import (
-    Generators,
-    LayerPruner,
-    MergingPruner,
-    Pruner,
-    TrainablePruner,
-    build_method,
-)
-from diffprune.ops import take_tokens
+from diffprune.methods.base import Pruner
+from diffprune.methods.options import build_method
+from diffprune.ops.noise import Generators
 from diffprune.registry import METHODS
-from diffprune.types import Budget, ImageSelection, Selection
+from diffprune.types import Budget, Selection
 from diffprune_lab.deit import DeiT, Encoded
 
 
@@ -74,13 +68,13 @@ class PrunedClassifier(nn.Module):
         self._base = (model.requires_grad_(False).eval(),)  # in a tuple, so that the frozen model is no submodule
         self.backbone = DeiT(model, image_processor, cut=cut)
         if isinstance(method, str):
-            if issubclass(METHODS.get(method), LayerPruner):
+            if METHODS.get(method).is_inside:
                 raise ValueError(f"method {method!r} needs a language model, which an image classifier cannot give")
             method = build_method(method, block=self.backbone.block, **options)
         elif options:
             raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
         missing = method.needs - self.backbone.provides
-        if missing or isinstance(method, LayerPruner):
+        if missing or method.is_inside:
             wanted = ", ".join(sorted(missing)) or "a language model"
             raise ValueError(f"method {method.name!r} needs {wanted}, which an image classifier cannot give")
         if method.needs and cut == 0:
@@ -143,10 +137,8 @@ class PrunedClassifier(nn.Module):
         counts = self._counts(encoded, keep)
         if hard:
             return self.drop(encoded, counts)
-        if not isinstance(self.method, TrainablePruner):
-            raise ValueError(f"method {self.method.name!r} has nothing to train; hard=True measures it")
         restricted = self.method.restrict(encoded.tokens, counts, tau=tau, generator=generator)
-        if restricted.heard is not None:
+        if restricted.soft_mask is not None:
             raise ValueError(
                 f"method {self.method.name!r} learns by hiding tokens from a language model's attention, and an image "
                 "classifier has none; train it on a vision-language model"
@@ -162,12 +154,8 @@ class PrunedClassifier(nn.Module):
     def drop(self, encoded: Encoded, counts: Int[Tensor, " B"]) -> Float[Tensor, "B classes"]:
         """Class logits from the tokens the method keeps or makes."""
         tokens = encoded.tokens
-        if isinstance(self.method, MergingPruner):
-            x, keep = self.method.reduce(tokens, counts)
-        else:
-            keep = self.method.select(tokens, counts)
-            x = take_tokens(tokens.x, keep)
-        return self.backbone.logits(encoded.prefix, x, keep >= 0)
+        kept = self.method.deploy(tokens, counts)
+        return self.backbone.logits(encoded.prefix, kept.x, kept.index >= 0)
 
     @torch.inference_mode()
     def classify(self, images: Sequence[Any], *, keep: int | float | None = None) -> Int[Tensor, " B"]:
@@ -179,17 +167,7 @@ class PrunedClassifier(nn.Module):
         """What the method keeps of each picture, with its scores, its grid and where each token looks."""
         tokens = self.encode(self.prepare(images)).tokens
         kept, logits = self.method.choose(tokens, self._budget(keep).counts(tokens.mask))
-        return Selection(
-            tuple(
-                ImageSelection(
-                    keep=kept[row][kept[row] >= 0].clone(),
-                    logits=None if logits is None else logits[row].float().clone(),
-                    grid=grid,
-                    boxes=None if tokens.boxes is None else tokens.boxes[row].clone(),
-                )
-                for row, grid in enumerate(tokens.grid)
-            )
-        )
+        return Selection.of(tokens, kept, logits)
 
     def _counts(self, encoded: Encoded, keep: int | float | None) -> Int[Tensor, " B"]:
         return self._budget(keep).counts(encoded.tokens.mask)

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES, METHODS
 from diffprune_lab.classifier import PrunedClassifier

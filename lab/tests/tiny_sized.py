@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from diffprune.model import PrunedVLM
-from diffprune_lab.scenes import next as tiled
-from diffprune_lab.scenes.qwen import reference as native
+from diffprune_lab.pretrain import next as tiled
+from diffprune_lab.scenes import qwen as native
 from lab.tests import tiny_scenes
 
 WAYS = {"qwen2_5_vl": "varying", "llava_next": "384"}  # the sizes each is made for

@@ -1,11 +1,11 @@
 """A saved pruner on disk: `config.json`, `model.safetensors` (scorer only) and a model card. Never pickle.
 
-    save_pruner(folder, state=pruner.state_dict(), config={"method": {"name": "diffprune", ...}, ...})
-    config, state = load_pruner(folder)
+save_pruner(folder, state=pruner.state_dict(), config={"method": {"name": "diffprune", ...}, ...})
+config, state = load_pruner(folder)
 
-These are functions of plain dicts and state dicts: what the entries mean is the business of the model and its method.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -18,7 +18,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffprune.results import Row, library_versions, markdown_table
 
@@ -226,3 +226,94 @@ def _read_config(path: Path, restore: str | None) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {_way_back(path, restore)}") from error
     return config
+
+
+# A model with its method ---------------------------------------------------------------------------------------------
+
+
+def describe(vlm: Any, *, base_id: str | None = None, notes: str = "") -> dict[str, Any]:
+    """Everything about a `PrunedVLM`'s pruner but its weights, as saved in `config.json`."""
+    config = vlm.base.config
+    return {
+        "method": {"name": vlm.method.name, "options": dataclasses.asdict(vlm.method.options)},
+        "base": {
+            "id": base_id or getattr(config, "_name_or_path", "") or "",
+            "revision": getattr(config, "_commit_hash", None),
+            "model_type": config.model_type,
+            "fingerprint": fingerprint(vision_state(vlm.backbone).items()),
+        },
+        "features": {"layer": getattr(config, "vision_feature_layer", None), "before": "projector"},
+        "budgets": list(vlm.trained_for) or [vlm.budget.keep],
+        "positions": vlm.positions,
+        "newline": vlm.backbone.keeps_newlines,
+        "budget": vlm.budget_rule,
+        "notes": notes,
+    }
+
+
+def vision_state(backbone: Any) -> dict[str, Tensor]:
+    """The weights a pruner depends on: the vision tower's and the projector's."""
+    return {
+        f"{part}.{key}": value
+        for part, module in backbone.vision_modules().items()
+        for key, value in module.state_dict().items()
+    }
+
+
+class SavedPruner:
+    """How a `PrunedVLM` goes to a folder or the hub, and comes back."""
+
+    def save_pretrained(
+        self,
+        directory: str | Path,
+        *,
+        base_id: str | None = None,
+        notes: str = "",
+        card_rows: Sequence[Row] | None = None,
+    ) -> None:
+        """Write the pruner (never the base model, never the throttler) with what it needs to be loaded safely.
+
+        Args:
+            base_id: The name to load the base model by; default: the one it was loaded by.
+            notes: Kept in the config.
+            card_rows: Measured rows (`read_results(path).rows`) for the table of the model card.
+        """
+        method: Any = self.method  # type: ignore[attr-defined]
+        config = describe(self, base_id=base_id, notes=notes)
+        save_pruner(directory, state=exported_state(method.state_dict()), config=config, card_rows=card_rows)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        *,
+        keep: int | float | None = None,
+        base: nn.Module | None = None,
+        processor: Any = None,
+        allow_other_base: bool = False,
+        **model_kwargs: Any,
+    ) -> Any:
+        """A saved pruner on its base model: a local folder or a hub id; see `diffprune.loading`."""
+        from diffprune.loading import load_pruned_vlm
+
+        return load_pruned_vlm(
+            cls,  # type: ignore[arg-type]
+            directory,
+            keep=keep,
+            base=base,
+            processor=processor,
+            allow_other_base=allow_other_base,
+            model_kwargs=model_kwargs,
+        )
+
+    def push_to_hub(
+        self, repo_id: str, *, base_id: str | None = None, card_rows: Sequence[Row] | None = None, **kwargs: Any
+    ) -> Any:
+        """Save the pruner as `save_pretrained` does and upload it to the hub under `repo_id`."""
+        from huggingface_hub import HfApi
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, base_id=base_id, card_rows=card_rows)
+            api = HfApi()
+            api.create_repo(repo_id, exist_ok=True)
+            return api.upload_folder(repo_id=repo_id, folder_path=folder, **kwargs)

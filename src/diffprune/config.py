@@ -239,10 +239,6 @@ class RunConfig:
     Args:
         remove_below: Tokens with a weight below this are taken out of the training sequence, all but the K best;
             0 takes none out, as in the paper.
-        hardness: Weight of a loss term that pushes Soft Top-K's weights towards the hard choice (VisionSelector's: the
-            binary cross-entropy between the two), once it has risen; 0 leaves it out, as in the paper. Of `diffprune`.
-        hardness_ramp: Optimiser steps (int) or a share of the run (float) over which it rises linearly from 0: early it
-            would freeze a random ranking.
         recipe: What set values before the file did (`recipe_values`). A file that names none is by the bridge where it
             trains diffprune and by the defaults where it trains another method; here it has been decided.
     """
@@ -256,15 +252,11 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     saving: SavingConfig = field(default_factory=SavingConfig)
     remove_below: float = 0.0
-    hardness: float = 0.0
-    hardness_ramp: int | float = 1.0
     seed: int = 42
     recipe: Recipe = "default"
 
     def __post_init__(self) -> None:
         _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
-        _require(self.hardness >= 0, "hardness", self.hardness, "0 or more")
-        _require(_is_amount(self.hardness_ramp), "hardness_ramp", self.hardness_ramp, _AMOUNT)
 
 
 def is_ours(method: object) -> bool:
@@ -429,11 +421,19 @@ def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Run
     """A checked `RunConfig` from plain nested values; `overrides` are dotted and win."""
     for override in overrides:
         values = _merge(values, parse_override(override))
+    values = _without_retired(values)
     method = values.get("method")
     name = method.get("name", MethodConfig().name) if isinstance(method, Mapping) else MethodConfig().name
     given = values.get("recipe")
     recipe = ("bridge" if is_ours(name) else "default") if given is None else _coerce(Recipe, given, "recipe")
     return _build(RunConfig, _merge(recipe_values(recipe, name), {**values, "recipe": recipe}))
+
+
+def _without_retired(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values without keys that run folders still name and no run has any more, where they change nothing."""
+    if values.get("hardness", 0) not in (0, None):  # a term of the loss that was tried and did not help
+        raise ValueError(f"hardness={values['hardness']!r} is no longer an option; leave it out")
+    return {key: value for key, value in values.items() if key not in ("hardness", "hardness_ramp")}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

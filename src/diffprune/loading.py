@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from diffprune import doors
-from diffprune.checkpoint import CONFIG_FILE, exported_state, fingerprint, load_pruner
-from diffprune.methods.base import build_method, require_weights
-from diffprune.methods.named import parse_method
-from diffprune.model import PrunedVLM, refuse_offloaded, vision_state, wrap_backbone
+from diffprune.checkpoint import CONFIG_FILE, exported_state, fingerprint, load_pruner, vision_state
+from diffprune.fitting import refuse_offloaded, wrap_backbone
+from diffprune.methods.options import build_method, parse_method, require_weights
+from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from diffprune.types import Budget
 
@@ -278,6 +278,11 @@ def load_pruned_vlm(
             f"this pruner was trained on {wanted['id'] or wanted['model_type']!r}, not on {name!r}: "
             "their vision weights differ; load its own base, or say allow_other_base=True"
         )
+    if (order := config.get("order", "raster")) != "raster":
+        raise ValueError(
+            f"{directory} was saved with order={order!r}, which is no longer an option; change it to "
+            '"raster" in its config.json: kept tokens reach the language model in raster order'
+        )
     name, options = config["method"]["name"], config["method"]["options"]
     method = build_method(name, block=backbone.block, language=backbone.language, **options)
     own = set(exported_state(method.state_dict()))
@@ -295,7 +300,6 @@ def load_pruned_vlm(
         method=method.eval(),
         keep=budget,
         positions=config["positions"],
-        order=config.get("order", "raster"),
         newline=config.get("newline", "rows"),
         budget=config.get("budget", "global"),
     )

@@ -26,11 +26,6 @@ def tau_at(step: int, *, start: float, end: float, anneal_steps: int) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * progress))
 
 
-def ramp_at(step: int, *, ramp_steps: int) -> float:
-    """The share of a term that rises linearly from 0 at the first step to all of it after `ramp_steps`."""
-    return min(1.0, step / ramp_steps) if ramp_steps > 0 else 1.0
-
-
 def learning_rate_scale(step: int, *, total_steps: int, warmup_steps: int) -> float:
     """The factor on the peak learning rate: linear up over the warm-up, then a half cosine that reaches 0 at the end.
 

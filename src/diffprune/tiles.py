@@ -13,9 +13,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffprune.backbones.base import pad_rows
-from diffprune.methods.base import Choice, Generators, Merged, MergingPruner, Restricted, TrainablePruner
+from diffprune.methods.base import Choice, Kept, Pruner, Restricted, SelfSupervisedPruner, take
 from diffprune.nn.scorer import pack_segments
 from diffprune.ops import take_tokens
+from diffprune.ops.noise import Generators
 from diffprune.types import Grid, VisualTokens
 
 BUDGETS = ("global", "per_tile")
@@ -42,46 +43,45 @@ class PerTile:
     Called like the method it wraps, with one K per image.
     """
 
-    def __init__(self, method: Any) -> None:
+    def __init__(self, method: Pruner) -> None:
         self.method = method
-
-    def select(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        """Indices per image, ascending, chosen tile by tile."""
-        return self.choose(tokens, k).keep
+        self.is_inside = method.is_inside
 
     def choose(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Choice:
-        """The same with every token's score, each tile scored by itself."""
+        """Indices per image, ascending, chosen tile by tile, and every token's score, each tile scored by itself."""
         tiles = split_tiles(tokens)
         keep, logits = self.method.choose(tiles.tokens, spread_budget(tiles, k))
         spread = None if logits is None else _spread(logits, tiles, tokens)
         return Choice(_gathered(keep, tiles, len(tokens))[0], spread)
 
-    def reduce(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Merged:
-        """New tokens per image; tokens merge within a tile only."""
-        assert isinstance(self.method, MergingPruner)
+    def deploy(self, tokens: VisualTokens, k: Int[Tensor, " B"]) -> Kept:
+        """The tokens kept of each image, tile by tile; tokens merge within a tile only."""
+        if not self.method.is_merging:
+            return take(tokens, self.choose(tokens, k).keep)
         tiles = split_tiles(tokens)
-        merged = self.method.reduce(tiles.tokens, spread_budget(tiles, k))
-        positions, order = _gathered(merged.positions, tiles, len(tokens))
-        return Merged(
-            take_tokens(merged.x.flatten(0, 1)[None], order.flatten()[None])[0].unflatten(0, order.shape), positions
-        )
+        x, keep = self.method.deploy(tiles.tokens, spread_budget(tiles, k))
+        index, order = _gathered(keep, tiles, len(tokens))
+        return Kept(take_tokens(x.flatten(0, 1)[None], order.flatten()[None])[0].unflatten(0, order.shape), index)
 
     def restrict(
         self, tokens: VisualTokens, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
     ) -> Restricted:
         """All tokens, each weakened by its weight; the weights of a tile sum to its own K."""
-        assert isinstance(self.method, TrainablePruner)
+        if isinstance(self.method, SelfSupervisedPruner):  # its loss is of whole pictures
+            return self.method.restrict(tokens, k, tau=tau, generator=generator)
         tiles = split_tiles(tokens)
         if isinstance(generator, Sequence):
             generator = [generator[image] for image in tiles.image.tolist()]
         out = self.method.restrict(tiles.tokens, spread_budget(tiles, k), tau=tau, generator=generator)
-        x, alpha, logits = (_spread(value, tiles, tokens) for value in (out.x, out.alpha, out.logits))
-        heard = None if out.heard is None else _spread(out.heard, tiles, tokens)
-        return Restricted(x, alpha, logits, out.penalty, heard, out.distillation)
+        fields_per_token = ("x", "alpha", "logits", "soft_mask")
+        values = {name: getattr(out, name) for name in fields_per_token}
+        return out._replace(
+            **{name: _spread(value, tiles, tokens) for name, value in values.items() if value is not None}
+        )
 
 
 def split_tiles(tokens: VisualTokens) -> Tiles:
-    """The same tokens with one row per tile; a picture without tiles stays one row."""
+    """The tokens with one row per tile; a picture without tiles stays one row."""
     num_tokens = tokens.x.shape[1]
     segment = torch.zeros_like(tokens.mask, dtype=torch.long) if tokens.segment is None else tokens.segment
     flat = pack_segments(tokens.mask, segment)  # [R, M] into B * N

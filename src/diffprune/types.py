@@ -4,7 +4,7 @@ B images (rows), N visual tokens, K kept tokens, D vision width, L language widt
 S placeholder slots of an image, G patches in one scoring unit, V vocabulary, H heads.
 
 One row is one image. Rows of different length are padded; `mask` is True where a token is real. Index tensors of kept
-tokens are padded with -1 at the end of rows that keep fewer, and ascending unless a release's own order was asked for.
+tokens are padded with -1 at the end of rows that keep fewer, and ascending unless it is a release's own order.
 """
 
 import math
@@ -29,14 +29,14 @@ class VisualTokens:
     Args:
         x: Encoder features, as the projector takes them. Where one language token is made of G patches, their
             features are concatenated: D = G * width.
-        mask: True where a token is real. Left out: all are.
+        mask: True where a token is real. Default: all are.
         grid: (rows, columns) of each image's tokens; one pair serves all rows.
         group: G, the number of patches in one scoring unit.
         coords: (row, column) of each patch on the encoder's grid, for encoders with rotary positions.
-        segment: Which tile each token comes from; a scorer attends within a tile. Left out: one tile.
+        segment: Which tile each token comes from; a scorer attends within a tile. Default: one tile.
         seeds: One number per image made from its pixels, for methods that draw at random.
         slots: Token index behind each placeholder of the prompt, -1 for a placeholder that carries no picture content
-            (a newline), -2 for padding. Left out: placeholder i is token i.
+            (a newline), -2 for padding. Default: placeholder i is token i.
         boxes: Where each token looks, x0 y0 x1 y1 in pixels of the original picture.
         planes: Further features of the same tokens that are kept and dropped with them (DeepStack).
         cls_attention: Attention the encoder pays to each token: its [CLS] row, or the column mean where there is none.
@@ -92,7 +92,7 @@ class VisualTokens:
         return None if self.is_full else self.mask
 
     def take(self, rows: Sequence[int]) -> "VisualTokens":
-        """The same for some of the images, in the order given."""
+        """The tokens of some of the images, in the order given."""
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.x.device)
         changes: dict[str, object] = {
             "grid": tuple(self.grid[row] for row in rows) if self.grid else (),
@@ -109,7 +109,7 @@ class VisualTokens:
 
     @property
     def patches(self) -> Float[Tensor, "B P W"]:
-        """The same features with one row per patch, P = N * G."""
+        """The features with one row per patch, P = N * G."""
         num_images, num_tokens, width = self.x.shape
         return self.x.reshape(num_images, num_tokens * self.group, width // self.group)
 
@@ -204,6 +204,24 @@ class Selection(Sequence[ImageSelection]):
 
     images: tuple[ImageSelection, ...]
 
+    @classmethod
+    def of(
+        cls, tokens: VisualTokens, keep: Int[Tensor, "B K"], logits: Float[Tensor, "B N"] | None = None
+    ) -> "Selection":
+        """What indices, padded with -1, keep of each image, with the score of every real token."""
+        entries: list[ImageSelection] = []
+        for row, grid in enumerate(tokens.grid):
+            real = int(tokens.mask[row].sum())
+            entries.append(
+                ImageSelection(
+                    keep=keep[row][keep[row] >= 0].clone(),
+                    logits=None if logits is None else logits[row, :real].float().clone(),
+                    grid=grid,
+                    boxes=None if tokens.boxes is None else tokens.boxes[row, :real].clone(),
+                )
+            )
+        return cls(tuple(entries))
+
     def __getitem__(self, index: int) -> ImageSelection:  # type: ignore[override]
         return self.images[index]
 
@@ -257,7 +275,7 @@ class LMInputs:
         labels: Targets for the loss, -100 where there is none.
         extra: Whatever else the family's forward takes.
         origin: Of the visual tokens, None where there are none.
-        heard: How much other positions may hear of each one, from 0 (as if it were not there) to 1; left out: all.
+        soft_mask: How much other positions attend to each one, from 0 (as if it were not there) to 1; default: all.
             In training alone.
     """
 
@@ -270,4 +288,4 @@ class LMInputs:
     labels: Int[Tensor, "B T"] | None = None
     extra: dict[str, object] = field(default_factory=dict[str, object])
     origin: Origin | None = None
-    heard: Float[Tensor, "B T"] | None = None
+    soft_mask: Float[Tensor, "B T"] | None = None

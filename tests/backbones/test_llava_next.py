@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from diffprune.backbones._anyres import num_tiles_of, unpadded
-from diffprune.methods.base import Card, Merged, MergingPruner, Pruner
+from diffprune.methods.base import Card, Kept, MergingPruner, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.tiles import shares, split_tiles
 from diffprune.types import VisualTokens
@@ -41,10 +41,10 @@ class Halves(MergingPruner):
     name = "halves"
     card = Card(idea="for tests")
 
-    def reduce(self, tokens: VisualTokens, k: Tensor) -> Merged:
+    def reduce(self, tokens: VisualTokens, k: Tensor) -> Kept:
         keep = EveryOther().select(tokens, k)
         x = tokens.x.gather(1, keep.clamp_min(0)[..., None].expand(-1, -1, tokens.x.shape[-1]))
-        return Merged((x + tokens.x[:, :1]) / 2, keep)
+        return Kept((x + tokens.x[:, :1]) / 2, keep)
 
 
 def num_placeholders(vlm: PrunedVLM, size: tuple[int, int] = (100, 70)) -> int:
@@ -253,9 +253,9 @@ def test_per_tile_trains_and_its_weights_add_up_in_each_tile() -> None:
 def test_per_tile_merges_within_a_tile() -> None:
     vlm = pruned("llava_next", Halves(), keep=10, budget="per_tile")
     tokens = vlm.encode(vlm.prepare([tiny.picture(1, (112, 112))], ["?"]))
-    merged = vlm.rule.reduce(tokens, torch.tensor([10]))
+    merged = vlm.rule.deploy(tokens, torch.tensor([10]))
     firsts = {tile: int((tokens.segment[0] == tile).nonzero()[0]) for tile in range(5)}
-    for x, position in zip(merged.x[0], merged.positions[0].tolist(), strict=True):
+    for x, position in zip(merged.x[0], merged.index[0].tolist(), strict=True):
         first = firsts[int(tokens.segment[0, position])]
         assert torch.allclose(x, (tokens.x[0, position] + tokens.x[0, first]) / 2, atol=1e-6)
     assert isinstance(vlm.generate([tiny.picture(1, (112, 112))], "what?", max_new_tokens=2), str)

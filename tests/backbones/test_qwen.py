@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from diffprune.model import PrunedVLM, restrict_planes
+from diffprune.model import PrunedVLM
+from diffprune.restriction import restrict_planes
 from tests import tiny
 from tests.contracts.vlm import EveryOther, pruned, stays, stock_inputs
 

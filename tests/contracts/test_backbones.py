@@ -9,12 +9,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffprune.backbones import decoder
-from diffprune.methods.base import build_method
+from diffprune.inside import loop
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from tests import tiny
-from tests.contracts.vlm import EveryOther, Moved, pruned, stays, stock_inputs
+from tests.contracts.vlm import EveryOther, Moved, pruned, splice_all, stays, stock_inputs
 
 CLASSIFIERS = {"deit"}
 FAMILIES = [name for name in BACKBONES.names() if name not in CLASSIFIERS]
@@ -158,7 +158,7 @@ def test_dropping_inside_the_language_model_decodes_as_it_recomputes(family: str
             assert cut_everywhere or lengths[0] > lengths[2], "the layers after the cut hold fewer tokens"
             for token in vlm.backbone._answer_ids(answers[row]):
                 embeds = vlm.base.get_input_embeddings()(torch.tensor([[token]]))
-                state = decoder.step(vlm.backbone, embeds, cache)
+                state = loop.step(vlm.backbone, embeds, cache)
             # The answer stands behind the prompt and has no say in what is kept, so the same tokens stay.
             answered = vlm.prepare(picture, question, answers=answers[row : row + 1])
             if not cut_everywhere:  # else the answer would see in the layers before the cut what their caches lost
@@ -167,14 +167,14 @@ def test_dropping_inside_the_language_model_decodes_as_it_recomputes(family: str
             # Before its last token the states are those of the words taken at once.
             tokens = vlm.encode(answered)
             assert tokens is not None
-            counts = vlm._prompt_counts(answered, tokens, None)
-            lm = vlm.splice_all(answered, tokens)
-            at_once, words = decoder.answer_states(vlm.backbone, lm, vlm.method, counts)
+            counts = vlm.prompt_counts(answered, vlm.counts(tokens))
+            lm = splice_all(vlm, answered, tokens)
+            at_once, words, *_ = loop.dropped_states(vlm.backbone, lm, vlm.method, counts)
             assert words[0].tolist() == vlm.backbone._answer_ids(answers[row])
             first, cache = prefilled(vlm, vlm.prepare(picture, question))
             assert (at_once[:, 0] - first).abs().max() < 1e-4
             embeds = vlm.base.get_input_embeddings()(words[:, :1])
-            assert (at_once[:, 1] - decoder.step(vlm.backbone, embeds, cache)).abs().max() < 1e-4
+            assert (at_once[:, 1] - loop.step(vlm.backbone, embeds, cache)).abs().max() < 1e-4
     assert vlm.generate(two_pictures(), QUESTIONS, max_new_tokens=4, return_ids=True).shape == (2, 4)
 
 
@@ -182,8 +182,8 @@ def prefilled(vlm: PrunedVLM, batch):
     """Last hidden state and caches of a prompt whose tokens are dropped inside the language model."""
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm = vlm.splice_all(batch, tokens)
-    return decoder.prefill(vlm.backbone, lm, vlm.method, vlm._prompt_counts(batch, tokens, None))
+    lm = splice_all(vlm, batch, tokens)
+    return loop.prefill(vlm.backbone, lm, vlm.method, vlm.prompt_counts(batch, vlm.counts(tokens)))
 
 
 @pytest.mark.parametrize(("family", "name"), INSIDE)
@@ -230,11 +230,11 @@ def test_no_map_of_all_tokens_against_all_is_ever_made(family: str, name: str) -
     batch = vlm.prepare(two_pictures(), ["what is it? " * 20, "and this?"])  # of different length, so padded
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm, counts = vlm.splice_all(batch, tokens), vlm._prompt_counts(batch, tokens, None)
+    lm, counts = splice_all(vlm, batch, tokens), vlm.prompt_counts(batch, vlm.counts(tokens))
     length = lm.inputs_embeds.shape[1]
     assert length > 200 and length > 2 * lm.inputs_embeds.shape[2]
     with torch.no_grad(), WideTensors(length // 2) as watch:
-        decoder.prefill(vlm.backbone, lm, vlm.method, counts)
+        loop.prefill(vlm.backbone, lm, vlm.method, counts)
     assert watch.found == {}
 
 
@@ -263,36 +263,40 @@ def test_the_training_path_reaches_the_scorer_and_nothing_else(family: str) -> N
     [(family, "gumbel_ste-masked") for family in FAMILIES]
     + [(family, name) for family in PAPER_FAMILIES for name in ("dynamicvit", "dynamic_llava", "atp_llava", "p_mod")],
 )
-def test_training_with_everything_heard_is_the_untouched_model(family: str, name: str) -> None:
+def test_training_with_nothing_masked_is_the_untouched_model(family: str, name: str) -> None:
     vlm = pruned(family, name, keep=1.0)
     batch = vlm.prepare(two_pictures(), QUESTIONS, answers=["a red star", "left"])
     whole = pruned(family).loss(batch, hard=True)
     tokens = vlm.encode(batch)
     assert tokens is not None
     if name == "dynamicvit":  # its choice is free whatever K is
-        lm = dataclasses.replace(vlm.splice_all(batch, tokens), heard=torch.ones(batch.features["input_ids"].shape))
-        loss = vlm.answer_loss(lm)
+        lm = dataclasses.replace(
+            splice_all(vlm, batch, tokens), soft_mask=torch.ones(batch.features["input_ids"].shape)
+        )
+        loss = vlm.decoder.loss(lm, None, None)[0]
     else:
-        loss = vlm.learn(batch, tokens, generator=torch.Generator().manual_seed(0))[0]
+        loss = vlm.loss(batch, tokens=tokens, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(loss, whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_token_that_nobody_hears_is_as_good_as_dropped(family: str) -> None:
+def test_a_token_that_is_masked_for_all_is_as_good_as_dropped(family: str) -> None:
     vlm = pruned(family, EveryOther(), keep=0.5)
     batch = vlm.prepare(two_pictures(), QUESTIONS, answers=["a red star", "left"])
     tokens = vlm.encode(batch)
     assert tokens is not None
     dropped = vlm.loss(batch, tokens=tokens, hard=True)
-    lm, keep = vlm.splice_all(batch, tokens), vlm.method.select(tokens, vlm._counts(tokens, None))
+    lm, keep = splice_all(vlm, batch, tokens), vlm.method.select(tokens, vlm.counts(tokens))
     assert lm.origin is not None
     kept = [row * tokens.x.shape[1] + index for row, own in enumerate(keep.tolist()) for index in own if index >= 0]
-    heard = ((lm.origin.index < 0) | torch.isin(lm.origin.index, torch.tensor(kept))).float()
+    soft_mask = ((lm.origin.index < 0) | torch.isin(lm.origin.index, torch.tensor(kept))).float()
     if vlm.backbone.newline is not None:
         pytest.skip(f"{family} also drops the newlines of rows that are gone")
     if lm.extra:
         pytest.skip(f"{family} hands further features to the decoder")
-    torch.testing.assert_close(vlm.answer_loss(dataclasses.replace(lm, heard=heard)), dropped, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        vlm.decoder.loss(dataclasses.replace(lm, soft_mask=soft_mask), None, None)[0], dropped, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from diffprune.backbones.base import Batch
-from diffprune.methods.base import LayerPruner, MergingPruner, build_method
+from diffprune.methods.base import LayerPruner, MergingPruner
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS
 from diffprune.types import LMInputs

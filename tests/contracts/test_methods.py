@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from diffprune.checkpoint import exported_state
-from diffprune.methods.base import NEEDS, Card, LayerPruner, LayerState, Pruner, TrainablePruner, build_method
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import NEEDS, Card, LayerPruner, Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
 from tests.methods.examples import LANGUAGE, SPEC, kept, make_method, make_tokens, one_image
 
@@ -119,6 +121,27 @@ def test_a_method_inside_the_llm_says_so_and_keeps_k_visual_tokens(name: str) ->
     assert all(row == sorted(set(row)) and (visual[i, row] >= 0).all() for i, row in enumerate(rows))
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_the_method_it_deploys_tokens_and_their_places_in_raster_order(name: str, native: bool) -> None:
+    options = {"relevance": "llm_embed"} if name == "cdpruner" else {}  # a text tower of its own is attached elsewhere
+    method, tokens, k = make_method(name, native=native, **options), make_tokens(), torch.tensor([7, 6, 5])
+    torch.manual_seed(0)  # some releases draw
+    x, index = method.deploy(tokens, k)
+    assert x.shape[:2] == index.shape and x.dtype == tokens.x.dtype
+    rows = kept(index)
+    assert all(row == sorted(set(row)) for row in rows)
+    if method.is_inside:
+        assert rows == [torch.where(mask)[0].tolist() for mask in tokens.mask]
+    else:
+        torch.manual_seed(0)
+        assert rows == [sorted(row) for row in kept(method.choose(tokens, k).keep)]
+        assert [len(row) for row in rows] == k.tolist() or native or not method.is_exact
+    if not method.is_merging:
+        for image, row in enumerate(rows):
+            assert torch.equal(x[image, : len(row)], tokens.x[image, row])
+
+
 # --- methods that learn -----------------------------------------------------------------------------------------------
 
 
@@ -148,7 +171,9 @@ def test_gradients_reach_every_weight_that_learns(name: str) -> None:
     method, tokens = trainable(name), make_tokens(filler=float("nan"))
     restricted = method.restrict(tokens, torch.tensor([4, 3, 2]), tau=0.7, generator=torch.Generator().manual_seed(0))
     # What is hidden from attention leaves the tokens as they are; its weights carry the gradient.
-    carries = restricted.x if restricted.heard is None else restricted.heard[..., None] * (1 + tokens.x.nan_to_num())
+    carries = (
+        restricted.x if restricted.soft_mask is None else restricted.soft_mask[..., None] * (1 + tokens.x.nan_to_num())
+    )
     carries[tokens.mask].sin().sum().backward()
     # A shift of every logit changes nothing, so what only shifts them learns nothing, but for rounding.
     shifts = {"scorer.head.bias", "scorer.query.bias"}

@@ -1,6 +1,5 @@
 """What `native` promises: every method takes it, and where a release counts or orders otherwise it does so here."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -8,12 +7,12 @@ import torch
 from torch import Tensor
 
 from diffprune.methods.atp_llava import ATPLLaVA
-from diffprune.methods.base import MergingPruner, Pruner, build_method
+from diffprune.methods.base import Pruner
 from diffprune.methods.cdpruner import CDPruner
 from diffprune.methods.glimpse_prune import GlimpsePrune
-from diffprune.model import PrunedVLM
+from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
-from diffprune.types import Budget, LMInputs, VisualTokens
+from diffprune.types import Budget
 from tests import tiny
 from tests.contracts.vlm import pruned
 from tests.methods.clip import joint_already
@@ -70,8 +69,8 @@ def test_the_rounding_reaches_the_language_model(family: str, name: str) -> None
 def test_the_rounding_reaches_a_choice_inside_the_language_model() -> None:
     vlm = pruned("llava", "dynamic_llava", keep=0.3, layer=1, native=True)
     batch = vlm.prepare([tiny.picture(1)], ["what?"])
-    assert vlm._prompt_counts(batch, vlm.encode(batch), None).tolist() == [4]  # 4.8 of 16
-    assert vlm.with_method("dynamic_llava", layer=1)._prompt_counts(batch, vlm.encode(batch), None).tolist() == [5]
+    assert vlm.counts(vlm.encode(batch)).tolist() == [4]  # 4.8 of 16
+    assert vlm.with_method("dynamic_llava", layer=1).counts(vlm.encode(batch)).tolist() == [5]
 
 
 # --- adaptive counts --------------------------------------------------------------------------------------------------
@@ -120,115 +119,3 @@ def test_a_language_model_s_embeddings_are_never_taken_for_clip_s() -> None:
     with pytest.raises(ValueError, match=r"VisualTokens\.text, which is None; .*relevance='llm_embed'"):
         vlm.select([tiny.picture(1)], ["what?"])
     assert len(vlm.with_method("cdpruner", native=True, relevance="llm_embed").select([tiny.picture(1)])[0].keep) == 4
-
-
-# --- order ------------------------------------------------------------------------------------------------------------
-
-OWN_ORDER = ("holov", "prunesid", "tome", "visionzip")
-
-
-def given(vlm: PrunedVLM, lm: LMInputs) -> list[int]:
-    """Visual tokens in the order the language model has them, image after image, each counted from its first."""
-    assert lm.origin is not None
-    return [index % lm.origin.tokens.x.shape[1] for index in lm.origin.index[lm.visual].tolist()]
-
-
-def released(vlm: PrunedVLM, tokens: VisualTokens, k: int) -> tuple[list[int], Tensor]:
-    """Places and projected tokens in the method's own order, images one after another."""
-    counts = torch.full((len(tokens),), k)
-    torch.manual_seed(0)
-    if isinstance(vlm.method, MergingPruner):
-        x, places = vlm.method.reduce(tokens, counts)
-    else:
-        places = vlm.method.select(tokens, counts)
-        x = tokens.x[torch.arange(len(tokens))[:, None], places.clamp_min(0)]
-    return places[places >= 0].tolist(), vlm.backbone.project(x)[places >= 0]
-
-
-@pytest.mark.parametrize("family", ["llava", "llava_next", "qwen2_5_vl"])
-@pytest.mark.parametrize("name", OWN_ORDER)
-def test_a_release_s_own_order_reaches_the_language_model_where_it_is_asked_for(family: str, name: str) -> None:
-    keep = 12 if family == "llava_next" else 6
-    vlm = pruned(family, name, keep=keep, native=True, order="native")
-    batch = vlm.prepare([tiny.picture(1), tiny.picture(2, (150, 60))], ["what?", "where is the red thing?"])
-    tokens = vlm.encode(batch)
-    assert tokens is not None
-    places, embeds = released(vlm, tokens, keep)
-    torch.manual_seed(0)
-    lm = vlm.lm_inputs(batch, tokens)
-    assert given(vlm, lm) == places
-    torch.testing.assert_close(lm.inputs_embeds[lm.visual], embeds)
-    torch.manual_seed(0)
-    raster = vlm.with_method(vlm.method)
-    raster.order = "raster"
-    other = raster.lm_inputs(batch, tokens)
-    assert sorted(places[: len(places) // 2]) == given(raster, other)[: len(places) // 2]
-    assert places != given(raster, other)
-    assert torch.equal(lm.attention_mask, other.attention_mask) and torch.equal(lm.input_ids, other.input_ids)
-    assert torch.equal(lm.visual, other.visual)  # newlines stay where they are
-    if vlm.positions == "packed":
-        assert torch.equal(lm.position_ids, other.position_ids)
-    else:  # a token takes its position with it
-        own = vlm.backbone.positions(batch)
-        assert torch.equal(
-            lm.position_ids[..., lm.visual], own.gather(-1, lm.source.expand_as(lm.position_ids))[..., lm.visual]
-        )
-        assert not torch.equal(lm.position_ids, other.position_ids)
-        assert torch.equal(lm.position_ids[..., ~lm.visual], other.position_ids[..., ~lm.visual])
-    assert not torch.allclose(vlm.backbone.logits(lm)[:, -1], vlm.backbone.logits(other)[:, -1])
-
-
-def test_a_batch_in_a_release_s_order_answers_as_its_prompts_do() -> None:
-    vlm = pruned("llava", "holov", keep=6, native=True, order="native")
-    pictures, questions = [tiny.picture(1), tiny.picture(2)], ["what?", "where is the red thing?"]
-    together, lm = vlm.logits(vlm.prepare(pictures, questions))
-    for row in range(2):
-        alone, _ = vlm.logits(vlm.prepare(pictures[row : row + 1], questions[row : row + 1]))
-        torch.testing.assert_close(together[row, lm.attention_mask[row].bool()], alone[0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_positions_that_go_with_their_tokens_decode_as_they_recompute(family: str) -> None:
-    vlm = pruned(family, "holov", keep=6, native=True, order="native", positions="original")
-    batch = vlm.prepare([tiny.picture(1)], ["what?"])
-    lm = vlm.lm_inputs(batch, vlm.encode(batch))
-    steps = lm.position_ids[..., 0, :].diff(dim=-1)
-    assert (steps < 0).any()  # some token stands before one that lies before it in the picture
-    ids = vlm.backbone.generate(lm, max_new_tokens=4, do_sample=False)
-    for place in range(4):
-        assert int(vlm.backbone.logits(lm)[0, -1].argmax()) == int(ids[0, place])
-        new = ids[:, place : place + 1]
-        lm = dataclasses.replace(
-            lm,
-            input_ids=torch.cat([lm.input_ids, new], dim=1),
-            inputs_embeds=torch.cat([lm.inputs_embeds, vlm.base.get_input_embeddings()(new)], dim=1),
-            attention_mask=torch.cat([lm.attention_mask, torch.ones_like(new)], dim=1),
-            position_ids=torch.cat([lm.position_ids, lm.position_ids[..., -1:] + 1], dim=-1),
-            visual=torch.cat([lm.visual, torch.zeros_like(new, dtype=torch.bool)], dim=1),
-            source=torch.cat([lm.source, lm.source[:, -1:] + 1], dim=1),
-            origin=None,
-            extra={},
-        )
-
-
-def test_other_methods_have_raster_order_whatever_is_asked() -> None:
-    batch = pruned("llava").prepare([tiny.picture(1)], ["what?"])
-    for name in ("divprune", "visionzip"):
-        lms = [pruned("llava", name, keep=6, order=order).logits(batch)[1] for order in ("raster", "native")]
-        assert torch.equal(lms[0].inputs_embeds, lms[1].inputs_embeds)
-        assert torch.equal(lms[0].source, lms[1].source)
-
-
-def test_an_order_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="order='spiral' is unknown; choose raster or native"):
-        pruned("llava", "holov", order="spiral")
-    with pytest.raises(ValueError, match=r"order='native' .* say budget='global'"):
-        pruned("llava_next", "visionzip", native=True, order="native", budget="per_tile")
-    with pytest.raises(ValueError, match="the fast path keeps raster order"):
-        pruned("llava", "holov", keep=4, native=True, order="native").compile()
-
-
-def test_the_order_goes_with_the_model_to_other_methods_and_to_disk() -> None:
-    vlm = pruned("llava", "holov", keep=4, native=True, order="native")
-    assert vlm.with_method("prunesid", native=True).order == "native"
-    assert vlm.describe()["order"] == "native" and pruned("llava").describe()["order"] == "raster"

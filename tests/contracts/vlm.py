@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from diffprune.backbones.base import Batch
-from diffprune.methods.base import Card, Pruner, ScoringPruner
+from diffprune.methods.base import Card, Pruner, Restricted, ScoringPruner, everything, take
 from diffprune.model import PrunedVLM
+from diffprune.restriction import restrict
 from diffprune.types import LMInputs, VisualTokens
 from tests import tiny
 
@@ -55,3 +56,15 @@ def stays(batch: Batch, lm: LMInputs) -> Tensor:
 def stock_inputs(vlm: PrunedVLM, batch: Batch, attention_mask: Tensor) -> dict[str, Any]:
     """Arguments of the untouched model's own forward: everything there, some tokens masked, positions as they were."""
     return {**batch.features, "attention_mask": attention_mask, "position_ids": vlm.backbone.positions(batch)}
+
+
+def splice_all(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens) -> LMInputs:
+    """The unpruned sequence, projected and spliced by our own path."""
+    return vlm.splice(batch, tokens, take(tokens, everything(tokens)))
+
+
+def throttle(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, **step: Any) -> tuple[LMInputs, Restricted]:
+    """What the language model is given in training, and what the method made of the tokens."""
+    counts = vlm.counts(tokens, step.pop("keep", None))
+    tokens, kept = restrict(vlm.rule, tokens, counts, **{"tau": 1.0, **step})
+    return vlm.splice(batch, tokens, kept), kept

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffprune.fast import NotCompiled
-from diffprune.methods.base import Card, Merged, MergingPruner
+from diffprune.methods.base import Card, Kept, MergingPruner
 from diffprune.types import VisualTokens
 from tests import tiny
 from tests.contracts.vlm import EveryOther, pruned
@@ -155,9 +155,9 @@ def test_a_method_that_keeps_fewer_than_asked_is_spliced_as_before() -> None:
         name = "pairs"
         card = Card(idea="for tests")
 
-        def reduce(self, tokens: VisualTokens, k: torch.Tensor) -> Merged:
+        def reduce(self, tokens: VisualTokens, k: torch.Tensor) -> Kept:
             x = tokens.x.unflatten(1, (4, -1)).mean(2)
-            return Merged(x=x, positions=(torch.arange(4) * 4).expand(len(x), -1))
+            return Kept(x=x, index=(torch.arange(4) * 4).expand(len(x), -1))
 
     vlm = compiled("llava", Pairs())
     run = vlm.fast.start(vlm.prepare([[tiny.picture(1)]], ["what?"]))
@@ -172,7 +172,7 @@ def test_tokens_that_come_in_a_release_s_order_are_spliced_in_raster_order(name:
     run = vlm.fast.start(batch)
     assert run.splicer is not None
     tokens = vlm.encode(batch)
-    assert any(row.tolist() != sorted(row.tolist()) for row in vlm.rule.select(tokens, torch.tensor([5, 5])))
+    assert any(row.tolist() != sorted(row.tolist()) for row in vlm.method.select(tokens, torch.tensor([5, 5])))
     torch.testing.assert_close(run.logits, vlm.logits(batch)[0][:, -1])
 
 

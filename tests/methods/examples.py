@@ -5,7 +5,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from diffprune.methods.base import Pruner, build_method
+from diffprune.methods.base import Pruner
+from diffprune.methods.options import build_method
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.types import VisualTokens

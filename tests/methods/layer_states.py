@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import LayerState, Prompt
+from diffprune.inside.state import LayerState, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,6 @@ def never_looking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patched, LooksRefused():
         patched.setattr("diffprune.methods.prunesid.may_wait", never)
-        patched.setattr("diffprune.methods.similarity.may_wait", never)
+        patched.setattr("diffprune.ops.similarity.may_wait", never)
         patched.setattr(torch.compiler, "is_compiling", lambda: True)  # input is checked on a CPU alone
         yield

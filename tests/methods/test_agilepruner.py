@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diffprune.methods.agilepruner import effective_rank
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
 

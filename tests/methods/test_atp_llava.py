@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
+from diffprune.inside.state import LayerState, Prompt
 from diffprune.methods.atp_llava import ATPLLaVA, Scores, lattice_score, text_attention, to_unit
-from diffprune.methods.base import LayerState, Prompt
 from diffprune.types import Origin, VisualTokens
 from tests.methods.examples import kept, make_method
 from tests.methods.layer_states import HandMade, make_state
@@ -90,13 +90,13 @@ def test_training_hears_a_token_by_its_softer_threshold_and_pays_for_depth_and_d
     method = atp_llava(strides=[2], sharpness=10.0)
     set_thresholds(method, 0.5, 0.1)
     decision = method.decide(state(), torch.tensor([2]), tau=1.0)
-    heard = torch.sigmoid(10 * torch.tensor([[-0.1, -0.1, 0.5, 0.15]]))
-    torch.testing.assert_close(decision.heard, heard)
+    expected = torch.sigmoid(10 * torch.tensor([[-0.1, -0.1, 0.5, 0.15]]))
+    torch.testing.assert_close(decision.soft_mask, expected)
     # Cuts of 4 layers: 1, 2 and 3; layer 1 is at depth 8 of 32.
-    share = heard.sum() / 4
+    share = expected.sum() / 4
     torch.testing.assert_close(decision.penalty, 0.05 * 8 * share + 0.2 * (share - 0.5).abs() / 3)
     weaker = method.decide(
-        dataclasses.replace(state(), heard=torch.tensor([[1.0, 1.0, 0.9, 0.6]])), torch.tensor([2]), tau=1.0
+        dataclasses.replace(state(), soft_mask=torch.tensor([[1.0, 1.0, 0.9, 0.6]])), torch.tensor([2]), tau=1.0
     )
     assert weaker.penalty < decision.penalty  # type: ignore[operator]
     decision.penalty.backward()  # type: ignore[union-attr]

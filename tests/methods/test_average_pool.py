@@ -9,7 +9,7 @@ from diffprune.types import VisualTokens
 
 def pool(x: torch.Tensor, k: int, grid: tuple[int, int]) -> tuple[torch.Tensor, list[int]]:
     merged = AveragePool().reduce(VisualTokens(x=x, grid=(grid,)), torch.tensor([k]))
-    return merged.x[0], merged.positions[0].tolist()
+    return merged.x[0], merged.index[0].tolist()
 
 
 def test_blocks_are_averaged_and_stand_at_their_middle() -> None:

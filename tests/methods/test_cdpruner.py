@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel
 
-from diffprune.methods.base import build_method
 from diffprune.methods.cdpruner import CDPruner
+from diffprune.methods.options import build_method
 from diffprune.types import VisualTokens
 from tests.methods.clip import joint_already
 from tests.methods.examples import kept
@@ -54,7 +54,7 @@ def test_the_release_calls_the_least_similar_patch_the_most_relevant() -> None:
     assert choose(VisualTokens(x=embeddings, projected=embeddings, text=plane(0)), 1) == [0]  # ours: the most similar
 
 
-def test_segments_of_a_question_are_averaged_and_padded_text_is_not_heard() -> None:
+def test_segments_of_a_question_are_averaged_and_padded_text_has_no_part() -> None:
     projected = plane(0, 45, 90)
     two = torch.cat([plane(0), plane(90)], dim=1)
     both = VisualTokens(x=projected, projected=projected, text=two)

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from diffprune.methods.base import LayerPruner, LayerState, build_method
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.options import build_method
 from diffprune.methods.uniform_grid import spread_evenly
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept, make_tokens

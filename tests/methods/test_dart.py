@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import LayerPruner, LayerState, build_method
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import LayerPruner
 from diffprune.methods.dart import share_out
+from diffprune.methods.options import build_method
 from tests.methods.examples import kept
 from tests.methods.layer_states import HandMade, make_state
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from diffprune.methods.base import TrainablePruner, build_method
+from diffprune.methods.base import TrainablePruner
 from diffprune.methods.diffprune import DiffPrune
+from diffprune.methods.options import build_method
 from diffprune.nn import BilinearScorer, BlockSpec, DiagonalBlock, GlobalBlock
 from diffprune.types import VisualTokens
 from tests.methods.examples import SPEC, make_method, make_tokens

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from diffprune.methods.base import LayerState
+from diffprune.inside.state import LayerState
+from diffprune.methods._keep_or_drop import log_odds, ratio_penalty
 from diffprune.methods.dynamic_llava import DynamicLLaVA
-from diffprune.methods.keep_or_drop import log_odds, ratio_penalty
 from tests.methods.examples import kept, make_method
 
 
@@ -38,14 +38,14 @@ def test_a_step_draws_a_choice_and_weighs_its_share_a_hundredfold() -> None:
     method, some = dynamic_llava(), state()
     k, valid = torch.tensor([1, 1]), some.visual >= 0
     decision = method.decide(some, k, tau=0.5, generator=torch.Generator().manual_seed(0))
-    assert set(decision.heard.unique().tolist()) <= {0.0, 1.0} and (decision.heard[~valid] == 0).all()
-    torch.testing.assert_close(decision.penalty, 100.0 * ratio_penalty(decision.heard, k, valid))
+    assert set(decision.soft_mask.unique().tolist()) <= {0.0, 1.0} and (decision.soft_mask[~valid] == 0).all()
+    torch.testing.assert_close(decision.penalty, 100.0 * ratio_penalty(decision.soft_mask, k, valid))
     decision.penalty.backward()  # type: ignore[union-attr]
     assert all(weight.grad is not None for weight in method.predictor.parameters())
 
 
 def test_the_predictor_has_the_release_s_widths_at_the_release_s_size() -> None:
-    from diffprune.methods.base import build_method
+    from diffprune.methods.options import build_method
     from diffprune.nn.language import LanguageSpec
     from tests.methods.examples import SPEC
 

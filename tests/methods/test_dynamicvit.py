@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from diffprune.methods.base import Distillation
+from diffprune.methods._keep_or_drop import draw_keep, local_and_global, log_odds, ratio_penalty
+from diffprune.methods.base import Distillation, Restricted
 from diffprune.methods.dynamicvit import DynamicViT
-from diffprune.methods.keep_or_drop import draw_keep, local_and_global, log_odds, ratio_penalty
 from tests import tiny
-from tests.contracts.vlm import pruned
+from tests.contracts.vlm import pruned, splice_all
 from tests.methods.examples import kept, make_method, make_tokens
 
 K = torch.tensor([4, 3, 2])
@@ -54,25 +54,29 @@ def test_the_k_likeliest_tokens_stay() -> None:
 def test_training_leaves_the_tokens_as_they_are_and_hides_some() -> None:
     method, tokens = dynamicvit(ratio_weight=3.0), make_tokens()
     restricted = method.restrict(tokens, K, tau=0.1)
-    assert restricted.heard is not None and torch.equal(restricted.heard, restricted.alpha)
+    assert restricted.soft_mask is not None and torch.equal(restricted.soft_mask, restricted.alpha)
     assert torch.equal(restricted.x[tokens.mask], tokens.x[tokens.mask])
     torch.testing.assert_close(restricted.penalty, 3.0 * ratio_penalty(restricted.alpha, K, tokens.mask))
     assert restricted.distillation == Distillation(0.5, 0.0)
     assert dynamicvit(answer_weight=0.0, token_weight=0.0).restrict(tokens, K, tau=1.0).distillation is None
 
 
-def test_the_distance_from_the_unpruned_model_is_nothing_where_all_is_heard() -> None:
+def test_the_distance_from_the_unpruned_model_is_nothing_where_nothing_is_masked() -> None:
     vlm = pruned("llava", "dynamicvit", keep=4)
     batch = vlm.prepare([tiny.picture(1)], ["what?"], ["a star"])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm = vlm.splice_all(batch, tokens)
-    all_heard, half = torch.ones(lm.input_ids.shape), (~lm.visual).float()
-    plain = vlm.answer_loss(lm)
+    lm = splice_all(vlm, batch, tokens)
+    whole, half = torch.ones(lm.input_ids.shape), (~lm.visual).float()
+    plain = vlm.decoder.loss(lm, None, None)[0]
     both = Distillation(answers=1.0, tokens=1.0)
     losses = [
-        vlm.answer_loss(dataclasses.replace(lm, heard=heard), distillation=held)
-        for heard, held in ((all_heard, both), (half, None), (half, Distillation(1.0, 0.0)))
+        vlm.decoder.loss(
+            dataclasses.replace(lm, soft_mask=soft_mask),
+            None,
+            Restricted(tokens.x, soft_mask, soft_mask, distillation=held),
+        )[0]
+        for soft_mask, held in ((whole, both), (half, None), (half, Distillation(1.0, 0.0)))
     ]
     torch.testing.assert_close(losses[0], plain, rtol=1e-5, atol=1e-5)
     assert losses[2] > losses[1] + 1e-4

@@ -2,7 +2,7 @@
 
 import torch
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from diffprune.methods.base import LayerPruner, build_method
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.options import build_method
 from tests.methods.examples import kept
 from tests.methods.layer_states import HandMade, make_state
 

@@ -5,15 +5,18 @@ import dataclasses
 import pytest
 import torch
 
-from diffprune.backbones import decoder
-from diffprune.methods.base import build_method
+from diffprune.inside import loop
+from diffprune.inside.layers import additive_mask, run_layer
+from diffprune.inside.loop import look
+from diffprune.inside.stream import entering, start, with_glimpse
 from diffprune.methods.glimpse_prune import GlimpsePrune, region_loss
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.train.captions import item_regions
 from diffprune.types import VisualTokens
 from diffprune_lab.scenes import make_scene
 from tests import tiny
-from tests.contracts.vlm import pruned
+from tests.contracts.vlm import pruned, splice_all
 
 
 def trained(**options: object) -> PrunedVLM:
@@ -40,21 +43,21 @@ def test_what_the_glimpse_token_looks_at_decides() -> None:
     batch = vlm.prepare([tiny.picture(1)], ["what?"])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm, method = vlm.splice_all(batch, tokens), vlm.method
+    lm, method = splice_all(vlm, batch, tokens), vlm.method
     assert isinstance(method, GlimpsePrune)
     seen = []
     for scale in (1.0, -3.0):
         method.token.data *= scale
         with torch.no_grad():
-            stream, prompt = decoder.start(vlm.backbone, lm)
-            stream = decoder.with_glimpse(stream, prompt, method)
+            stream, prompt = start(vlm.backbone, lm)
+            stream = with_glimpse(stream, prompt, method)
             stack, entered = vlm.backbone.language_model, None
             for index in range(method.cut(3)):
-                entered = decoder.with_glimpse_of(stream, method, index)
+                entered = entering(stream, method, index)
                 tables = stack.rotary_emb(entered, stream.positions)
-                out = decoder.run_layer(stack, index, entered, stream.positions, tables, None, None)
+                out = run_layer(stack, index, entered, stream.positions, tables, None, None)
                 stream = dataclasses.replace(stream, hidden=out)
-            state = decoder.look(stack, method.cut(3), stream, prompt, entered, None)
+            state = look(stack, method.cut(3), stream, prompt, entered, None)
             seen.append(method.score(state))
     assert seen[0].shape == (1, 16) and (seen[0] - seen[1]).abs().max() > 1e-3
 
@@ -67,12 +70,12 @@ def test_answers_hear_neither_what_was_dropped_nor_the_glimpse_in_any_layer() ->
     batch = vlm.prepare([tiny.picture(1)], ["what is it?"], [answer])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm, k = vlm.splice_all(batch, tokens), torch.tensor([5])
+    lm, k = splice_all(vlm, batch, tokens), torch.tensor([5])
     chosen: list[torch.Tensor] = []
     select = method.select_at
     method.select_at = lambda state, k: chosen.append(select(state, k)) or chosen[-1]  # type: ignore[method-assign]
     with torch.no_grad():
-        ours, words = decoder.answer_states(vlm.backbone, lm, method, k)
+        ours, words, *_ = loop.dropped_states(vlm.backbone, lm, method, k)
         # The same by masks over the whole sequence: before the cut only the answer is kept from the dropped tokens.
         assert lm.labels is not None
         columns = lm.visual[0].nonzero()[:, 0]
@@ -85,8 +88,8 @@ def test_answers_hear_neither_what_was_dropped_nor_the_glimpse_in_any_layer() ->
         tables = stack.rotary_emb(hidden, lm.position_ids)
         for index in range(3):
             blind = dropped[None] & (said[:, None] | (index >= method.cut(3)))
-            mask = decoder.additive((allowed & ~blind)[None, None], hidden)
-            hidden = decoder.run_layer(stack, index, hidden, lm.position_ids, tables, mask, None)
+            mask = additive_mask((allowed & ~blind)[None, None], hidden)
+            hidden = run_layer(stack, index, hidden, lm.position_ids, tables, mask, None)
         first = int(said.nonzero()[0, 0])
         wanted = stack.norm(hidden)[:, first - 1 : -1]
     assert words[0].tolist() == vlm.backbone._answer_ids(answer)
@@ -100,7 +103,7 @@ def test_adaptive_budgets_keep_the_likely_ones_and_never_more_than_k(monkeypatch
     batch = vlm.prepare([tiny.picture(1)], ["what?"])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm = vlm.splice_all(batch, tokens)
+    lm = splice_all(vlm, batch, tokens)
     text = int((~lm.visual).sum())
     for logits, keep, left in (
         (torch.tensor([1.0, -1.0] * 8), 12, 8),
@@ -109,7 +112,7 @@ def test_adaptive_budgets_keep_the_likely_ones_and_never_more_than_k(monkeypatch
     ):
         monkeypatch.setattr(method, "score", lambda state, own=logits: own[None])
         with torch.no_grad():
-            _, cache = decoder.prefill(vlm.backbone, lm, method, torch.tensor([keep]))
+            _, cache = loop.prefill(vlm.backbone, lm, method, torch.tensor([keep]))
         assert cache.lengths() == [text + left] * 3
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
 from diffprune.methods.gumbel_ste import GumbelSTE
+from diffprune.methods.options import build_method
 from tests.methods.examples import SPEC, make_method, make_tokens
 
 K = torch.tensor([4, 3, 2])
@@ -84,15 +84,18 @@ def test_an_option_with_a_wrong_value_is_refused_by_name(option: str, value: obj
         build_method("gumbel_ste", block=SPEC, **{option: value})
 
 
-def test_masked_tokens_stay_as_they_are_and_exactly_k_are_heard() -> None:
+def test_masked_tokens_stay_as_they_are_and_exactly_k_are_attended_to() -> None:
     method, tokens = make_method("gumbel_ste-masked"), make_tokens()
     assert isinstance(method, GumbelSTE) and method.throttle_block is None
     restricted = method.restrict(tokens, K, tau=2.0, generator=torch.Generator().manual_seed(0))
-    assert restricted.heard is not None and torch.equal(restricted.heard, restricted.alpha)
-    assert restricted.heard.sum(-1).tolist() == [4, 3, 2] and set(restricted.heard.unique().tolist()) == {0.0, 1.0}
+    assert restricted.soft_mask is not None and torch.equal(restricted.soft_mask, restricted.alpha)
+    assert restricted.soft_mask.sum(-1).tolist() == [4, 3, 2] and set(restricted.soft_mask.unique().tolist()) == {
+        0.0,
+        1.0,
+    }
     assert torch.equal(restricted.x[tokens.mask], tokens.x[tokens.mask])
     by_noise = gumbel_ste().restrict(tokens, K, tau=2.0, generator=torch.Generator().manual_seed(0))
-    assert by_noise.heard is None and by_noise.x.shape == restricted.x.shape
+    assert by_noise.soft_mask is None and by_noise.x.shape == restricted.x.shape
 
 
 def test_what_was_masked_in_training_is_dropped_in_deployment() -> None:

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
 from diffprune.methods.holov import HoloV, split_budget
+from diffprune.methods.options import build_method
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept
 

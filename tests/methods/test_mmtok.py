@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import build_method
 from diffprune.methods.mmtok import MMTok
+from diffprune.methods.options import build_method
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept, make_tokens
 

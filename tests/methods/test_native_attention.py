@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import build_method
 from diffprune.methods.holov import HoloV
+from diffprune.methods.options import build_method
 from diffprune.methods.visionzip import VisionZip
 from diffprune.types import VisualTokens
 from tests.methods.pictures import BUDGETS, KINDS, chosen, largest, picture, unit
@@ -52,12 +52,12 @@ def test_visionzip_puts_contextual_tokens_behind_the_dominant_ones(kind: str, k:
     method = build_method("visionzip", native=True)
     assert isinstance(method, VisionZip)
     released = method.reduce(tokens, k)
-    assert released.positions[0].tolist() == places
+    assert released.index[0].tolist() == places
     torch.testing.assert_close(released.x[0], features, atol=1e-4, rtol=1e-4)
     assert method.select(tokens, k)[0].tolist() == places
     assert method.choose(tokens, k).keep[0].tolist() == sorted(places)
     in_place = released.in_raster_order()
-    assert in_place.positions[0].tolist() == sorted(places)
+    assert in_place.index[0].tolist() == sorted(places)
     assert torch.equal(in_place.x[0, 0], released.x[0, places.index(min(places))])
 
 

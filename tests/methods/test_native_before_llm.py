@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diffprune.methods.base import build_method
 from diffprune.methods.oc_vtp import OCVTP, slot_noise
+from diffprune.methods.options import build_method
 from diffprune.methods.visionselector import VisionSelector
 from diffprune.nn import BlockSpec
 from diffprune.types import VisualTokens

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import build_method
 from diffprune.methods.cdpruner import CDPruner
+from diffprune.methods.options import build_method
 from diffprune.methods.tome import ToMe
 from diffprune.types import VisualTokens
 from tests.methods.clip import joint_already
@@ -131,12 +131,12 @@ def test_tome_merges_the_most_similar_pairs_round_after_round(kind: str, width: 
     assert isinstance(method, ToMe)
     released = method.reduce(tokens, k)
     places, features = merged_by_hand(tokens.x[0], k, native=True)
-    assert released.positions[0].tolist() == places
+    assert released.index[0].tolist() == places
     torch.testing.assert_close(released.x[0], features, atol=1e-4, rtol=1e-4)
     assert method.choose(tokens, k).keep[0].tolist() == sorted(places)
     ours = build_method("tome")
     assert isinstance(ours, ToMe)
-    assert ours.reduce(tokens, k).positions[0].tolist() == merged_by_hand(tokens.x[0], k, native=False)[0]
+    assert ours.reduce(tokens, k).index[0].tolist() == merged_by_hand(tokens.x[0], k, native=False)[0]
 
 
 @pytest.mark.parametrize("k", [500, 300])

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import Cut, LayerPruner, LayerState, build_method
+from diffprune.inside.state import Cut, LayerState
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.options import build_method
 from tests.methods.layer_states import HandMade, make_state
 
 START, N, WORDS = 35, 576, 60

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from diffprune.checkpoint import exported_state
-from diffprune.methods.base import build_method
 from diffprune.methods.oc_vtp import OCVTP, ReconstructionDecoder, area_weights, position_codes, slot_noise
+from diffprune.methods.options import build_method
 from diffprune.types import VisualTokens
 from tests.methods.examples import SPEC, kept, make_method, make_tokens
 

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from diffprune.backbones import decoder
-from diffprune.methods.base import LayerState
+from diffprune.inside.layers import plain_layer, run_layer, run_routed
+from diffprune.inside.loop import look
+from diffprune.inside.state import Cut, LayerState
+from diffprune.inside.stream import drop, start
 from diffprune.methods.p_mod import PMod, cosine_shares, spread
 from tests import tiny
-from tests.contracts.vlm import pruned
+from tests.contracts.vlm import pruned, splice_all
 from tests.methods.examples import make_method
 
 
@@ -71,18 +73,18 @@ def test_a_layer_weighs_its_mlp_for_some_and_the_state_of_the_others() -> None:
     assert tokens is not None
     stack = vlm.backbone.language_model
     with torch.no_grad():
-        stream, prompt = decoder.start(vlm.backbone, vlm.splice_all(batch, tokens))
-        state = decoder.look(stack, 0, stream, prompt, None, None)
+        stream, prompt = start(vlm.backbone, splice_all(vlm, batch, tokens))
+        state = look(stack, 0, stream, prompt, None, None)
         route = vlm.method.select_at(state, torch.tensor([6]))  # type: ignore[operator]
         route = route._replace(weight=torch.linspace(0.8, 1.2, 16)[None])
-        out = decoder.pass_some(stack, 0, stream, state.visual, route, None).hidden
+        out = run_routed(stack, 0, stream, state.visual, route, None).hidden
         skipped = [index for index in range(16) if index not in route.keep[0].tolist()]
         columns = state.visual[0, skipped]
         torch.testing.assert_close(out[0, columns], route.weight[0, skipped, None] * stream.hidden[0, columns])
         # Who goes through: the layer on the shortened sequence, with w = 1 the layer itself.
-        short = decoder.leave(stream, state.visual, decoder.Cut(route.keep))
+        short = drop(stream, state.visual, Cut(route.keep))
         tables = stack.rotary_emb(short.hidden, short.positions)
-        plain = decoder.run_layer(stack, 0, short.hidden, short.positions, tables, None, None)
+        plain = run_layer(stack, 0, short.hidden, short.positions, tables, None, None)
         block = stack.layers[0]
         half = block.self_attn(block.input_layernorm(short.hidden), attention_mask=None, position_embeddings=tables)[0]
         half = half + short.hidden
@@ -124,7 +126,7 @@ def test_layers_with_other_parts_are_refused() -> None:
     block.extra_norm = torch.nn.Identity()
     try:
         with pytest.raises(ValueError, match=r"have other parts than attention.*extra_norm"):
-            decoder.plain_layer(stack, 0)
+            plain_layer(stack, 0)
     finally:
         del block.extra_norm
     with pytest.raises(ValueError, match=r"reach=1\.5 is none"):

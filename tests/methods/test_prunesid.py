@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diffprune.fast.graphs import capturing, waiting_refused
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.methods.prunesid import (
     PruneSID,
     exact_loadings,

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffprune.inside.budget import layer_average
+from diffprune.inside.state import Cut, LayerState, Prompt
 from diffprune.methods import sparsevlm as module
-from diffprune.methods.base import Cut, LayerState, Prompt, build_method
-from diffprune.methods.layer_budget import layer_average
+from diffprune.methods.options import build_method
 from diffprune.methods.sparsevlm import (
     LISTS,
     SparseVLM,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.methods.text_cluster import density_peaks, text_relevance
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept

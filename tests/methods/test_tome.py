@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.methods.tome import ToMe
 from diffprune.types import VisualTokens
 from tests.methods.examples import SPEC, kept
@@ -19,7 +19,7 @@ def test_the_most_similar_pair_across_the_sets_is_merged() -> None:
     # Sets {0, 2, 4} and {1, 3}. 2 and 3 are nearest across them; 0 and 4 are equal, but of one set, so cannot meet.
     x = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 2.0], [0.0, 4.0], [1.0, 0.0]])[None]
     merged = tome().reduce(VisualTokens(x=x), torch.tensor([4]))
-    assert merged.positions.tolist() == [[0, 1, 3, 4]]
+    assert merged.index.tolist() == [[0, 1, 3, 4]]
     assert merged.x[0].tolist() == [[1.0, 0.0], x[0, 1].tolist(), [0.0, 3.0], [1.0, 0.0]]
 
 
@@ -33,7 +33,7 @@ def test_a_mean_weighs_each_token_once_however_it_was_merged() -> None:
 def test_at_most_half_merge_in_a_round() -> None:
     # All alike: the first round leaves 1 3 5; in the second 1 and 5 are one set, and 1 goes to 3.
     merged = tome().reduce(VisualTokens(x=torch.ones(1, 6, 2)), torch.tensor([2]))
-    assert kept(merged.positions) == [[3, 5]] and (merged.x == 1).all()
+    assert kept(merged.index) == [[3, 5]] and (merged.x == 1).all()
 
 
 def released_rounds(x: torch.Tensor, k: int) -> tuple[list[int], torch.Tensor]:
@@ -57,7 +57,7 @@ def test_the_native_rounds_are_the_rule_token_by_token(k: int) -> None:
     x = torch.randn(576, 48, generator=torch.Generator().manual_seed(k))
     places, features = released_rounds(x, k)
     merged = tome(native=True).reduce(VisualTokens(x=x[None]), torch.tensor([k]))
-    assert merged.positions[0].tolist() == places
+    assert merged.index[0].tolist() == places
     torch.testing.assert_close(merged.x[0], features, rtol=1e-4, atol=1e-5)
 
 

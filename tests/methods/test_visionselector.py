@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
-from diffprune.methods.visionselector import VisionSelector
-from diffprune.ops import hard_mask, hardness, soft_topk
+from diffprune.methods.options import build_method
+from diffprune.methods.visionselector import VisionSelector, hardness_loss
+from diffprune.ops import hard_mask, soft_topk
 from tests.methods.examples import SPEC, make_method, make_tokens
 
 K = torch.tensor([4, 3, 2])
@@ -42,7 +42,7 @@ def test_its_gradient_is_the_weight_less_the_choice_over_n() -> None:
     mask = torch.ones(1, 9, dtype=torch.bool)
     alpha, z = soft_topk(logits, 3, tau=1.0, response="sigmoid", return_z=True)
     chosen = hard_mask(logits.detach(), 3)
-    hardness(z, chosen, mask, "sigmoid").backward()
+    hardness_loss(z, chosen, mask, "sigmoid").backward()
     torch.testing.assert_close(logits.grad, (alpha.detach() - chosen.double()) / 9, rtol=0, atol=1e-12)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.methods.visionzip import VisionZip
 from diffprune.types import VisualTokens
 from tests.methods.examples import SPEC, kept
@@ -26,15 +26,15 @@ def small() -> VisualTokens:
 def test_a_contextual_token_is_its_target_plus_the_mean_of_its_own() -> None:
     merged = visionzip(contextual=2).reduce(small(), torch.tensor([4]))
     # Rest 0 2 3 5 6, every second: targets 0 and 3. 2 and 6 go to 0, 5 to 3.
-    assert merged.positions.tolist() == [[0, 1, 3, 4]]
+    assert merged.index.tolist() == [[0, 1, 3, 4]]
     assert merged.x[0, :, 0].tolist() == [1 + (2 + 16) / 2, 10.0, 4 + 8.0, 20.0]
 
 
 def test_natively_cls_is_counted_and_contextual_tokens_come_last() -> None:
     merged = visionzip(contextual=2, native=True).reduce(small(), torch.tensor([5]))
-    assert merged.positions.tolist() == [[1, 4, 0, 3]]
+    assert merged.index.tolist() == [[1, 4, 0, 3]]
     assert merged.x[0, :, 0].tolist() == [10.0, 20.0, 10.0, 12.0]
-    assert merged.in_raster_order().positions.tolist() == [[0, 1, 3, 4]]
+    assert merged.in_raster_order().index.tolist() == [[0, 1, 3, 4]]
     assert merged.in_raster_order().x[0, :, 0].tolist() == [10.0, 10.0, 12.0, 20.0]
 
 
@@ -48,7 +48,7 @@ def test_the_native_split_is_the_release_s(k: int, dominant: int, contextual: in
     rest = [token for token in range(576) if token not in chosen]
     targets = rest[:: len(rest) // contextual][:contextual]
     merged = visionzip(native=True).reduce(tokens, torch.tensor([k]))
-    assert kept(merged.positions)[0] == chosen + targets
+    assert kept(merged.index)[0] == chosen + targets
     unit = torch.nn.functional.normalize(keys, dim=-1)
     free = [token for token in rest if token not in targets]
     nearest = (unit[free] @ unit[targets].T).argmax(-1)
@@ -56,7 +56,7 @@ def test_the_native_split_is_the_release_s(k: int, dominant: int, contextual: in
         own = [token for token, home in zip(free, nearest.tolist(), strict=True) if home == place]
         torch.testing.assert_close(merged.x[0, dominant + place], x[target] + x[own].mean(0), rtol=1e-4, atol=1e-5)
     ours = visionzip().reduce(tokens, torch.tensor([k]))
-    assert len(set(ours.positions[0].tolist())) == k and ours.x.shape == (1, k, 32)
+    assert len(set(ours.index[0].tolist())) == k and ours.x.shape == (1, k, 32)
 
 
 def test_keys_are_averaged_over_the_tower_s_heads() -> None:

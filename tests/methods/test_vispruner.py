@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.methods.vispruner import drop_duplicates
 from diffprune.types import VisualTokens
 from tests.methods.examples import kept

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.nn import BlockSpec, Scorer
 from diffprune.shapes import SHAPES, build
 from diffprune.speed.flops import (

@@ -9,6 +9,7 @@ from diffprune.speed import profile, stages
 from diffprune.speed.stages import EagerRequest, FastRequest, TimedLayerPruner
 from diffprune.speed.subject import load_subject, with_method
 from tests.clock import FakeClock
+from tests.contracts.vlm import splice_all
 from tests.speed.sample import OPTIONS, batch_of
 
 
@@ -21,13 +22,8 @@ def test_an_eager_request_answers_as_generate_does(subject, method):
     request.start()
     request.step()
     if method == "pyramiddrop":
-        answer = stages.decoder.generate(
-            vlm.backbone,
-            vlm.splice_all(batch, request.tokens),
-            vlm.method,
-            request.counts,
-            max_new_tokens=2,  # type: ignore[arg-type]
-        )
+        lm = splice_all(vlm, batch, request.tokens)
+        answer = vlm.decoder.generate(lm, request.counts, max_new_tokens=2)
     else:
         lm = vlm.lm_inputs(batch, vlm.encode(batch))
         answer = vlm.backbone.generate(lm, max_new_tokens=2, min_new_tokens=2, do_sample=False)

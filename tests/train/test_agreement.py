@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffprune.config import STARTS, BudgetConfig, make_config
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.train import run as run_module
 from diffprune.train.agreement import (

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from diffprune.model import PrunedVLM, survivors
+from diffprune.model import PrunedVLM
+from diffprune.restriction import survivors
 from tests import tiny
+from tests.contracts.vlm import throttle
 
 K = 5
 
@@ -61,7 +63,7 @@ def test_the_sequence_shortens_as_the_temperature_falls() -> None:
     assert tokens is not None
     lengths = []
     for tau in (5.0, 0.5, 0.1, 1e-3):
-        lm, _ = vlm.throttle(batch, tokens, tau=tau, generator=noise(), remove_below=0.02)
+        lm, _ = throttle(vlm, batch, tokens, tau=tau, generator=noise(), remove_below=0.02)
         lengths.append(lm.visual.sum(-1).max().item())
     assert lengths[0] == 16 and lengths[-1] == K and lengths == sorted(lengths, reverse=True)
 
@@ -84,8 +86,8 @@ def test_the_gradient_is_that_of_what_is_run() -> None:
     batch = batch_of(vlm)
 
     def loss() -> tuple[torch.Tensor, list[int]]:
-        lm, restricted = vlm.throttle(batch, tokens, tau=0.4, generator=noise(), remove_below=0.05)
-        return vlm.answer_loss(lm, penalty=restricted.penalty), lm.source[lm.visual].tolist()
+        lm, restricted = throttle(vlm, batch, tokens, tau=0.4, generator=noise(), remove_below=0.05)
+        return vlm.decoder.loss(lm, None, restricted)[0], lm.source[lm.visual].tolist()
 
     tokens = vlm.encode(batch)
     assert tokens is not None

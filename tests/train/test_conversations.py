@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.backbones import decoder
 from diffprune.backbones.base import IGNORE, Batch
 from diffprune.config import BackboneConfig, BudgetConfig, RunConfig
+from diffprune.inside import loop
 from diffprune.loading import load_base
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.train.data import Sample
 from diffprune.train.run import Objective, Run, prepare
 from tests import tiny
+from tests.contracts.vlm import splice_all
 
 FIRST, LATER = ("What is it?", "a cat"), (("Where?", "to the left"), ("Sure?", "yes"))
 PICTURES = [tiny.picture(1, (40, 30)), tiny.picture(2, (40, 30))]
@@ -131,9 +132,10 @@ def test_later_questions_have_no_say_in_what_is_kept_inside_the_language_model(m
         batch = talk(vlm, later)
         tokens = vlm.encode(batch)
         assert tokens is not None
-        counts = vlm._prompt_counts(batch, tokens, None)
+        counts = vlm.prompt_counts(batch, vlm.counts(tokens))
         with torch.no_grad():
-            states, words = decoder.answer_states(vlm.backbone, vlm.splice_all(batch, tokens), vlm.method, counts)
+            lm = splice_all(vlm, batch, tokens)
+            states, words, *_ = loop.dropped_states(vlm.backbone, lm, vlm.method, counts)
         found.append((states[words != IGNORE], words[words != IGNORE].tolist()))
     (first, short), (states, long) = found
     assert long[: len(short)] == short and len(long) > len(short)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from diffprune.backbones.base import real_columns_first
 from diffprune.model import PrunedVLM
 from tests import tiny
+from tests.contracts.vlm import throttle
 
 CAUSAL = ["llava", "llava_next", "qwen2_5_vl", "qwen3_vl"]
 
@@ -25,12 +26,12 @@ def test_padding_behind_changes_no_answer(family: str) -> None:
     with torch.no_grad():
         tokens = vlm.encode(batch)
         assert tokens is not None
-        lm, _ = vlm.throttle(batch, tokens, tau=0.5)
+        lm, _ = throttle(vlm, batch, tokens, tau=0.5)
         assert lm.labels is not None and not bool(lm.attention_mask.all())
         wanted = lm.labels[:, 1:] != -100
         logits = vlm.backbone.logits(lm)[:, :-1][wanted]
         expected = functional.cross_entropy(logits, lm.labels[:, 1:][wanted])
-        assert vlm.answer_loss(lm).item() == pytest.approx(expected.item(), rel=1e-5)
+        assert vlm.decoder.loss(lm, None, None)[0].item() == pytest.approx(expected.item(), rel=1e-5)
         behind = real_columns_first(lm)
     assert bool(behind.attention_mask.all())
     assert behind.labels is not None and (behind.labels[:, -1] == -100).tolist() == [True, False]
@@ -41,7 +42,7 @@ def test_the_language_model_is_given_no_mask(family: str, monkeypatch: pytest.Mo
     vlm, batch = ragged(family)
     tokens = vlm.encode(batch)
     assert tokens is not None
-    lm, _ = vlm.throttle(batch, tokens, tau=0.01, remove_below=0.1)  # with gaps in the positions
+    lm, _ = throttle(vlm, batch, tokens, tau=0.01, remove_below=0.1)  # with gaps in the positions
     masks: list[object] = []
     attend = functional.scaled_dot_product_attention
 
@@ -50,7 +51,7 @@ def test_the_language_model_is_given_no_mask(family: str, monkeypatch: pytest.Mo
         return attend(*states, attn_mask=attn_mask, is_causal=is_causal, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watch)
-    vlm.answer_loss(lm)
+    vlm.decoder.loss(lm, None, None)
     assert masks == [(None, True)] * tiny.LAYERS
 
 

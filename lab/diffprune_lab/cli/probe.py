@@ -90,7 +90,7 @@ def command(
     """
     import torch
 
-    from diffprune.cli.eval import _seed
+    from diffprune.evaluate.pruners import parse_seeds
     from diffprune_lab.probes.bench import Bench
     from diffprune_lab.probes.deit import WIDTHS
     from diffprune_lab.probes.run import ON_BACKBONES, probe_module, run_probes
@@ -124,7 +124,7 @@ def command(
     if size not in SIZES:
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
     settings = SIZES[size]
-    drawn = tuple(dict.fromkeys(_seed(text) for text in (seeds or SEEDS).split(",") if text))
+    drawn = tuple(parse_seeds(seeds or SEEDS))
     require_seeds(drawn)
     drawn = drawn[:1] if size == "tiny" else drawn
     if minutes is not None and minutes <= 0:
@@ -252,8 +252,8 @@ def _scaling(
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from diffprune.cli.eval import _seed
-    from diffprune.methods.named import split_methods
+    from diffprune.evaluate.pruners import parse_seeds
+    from diffprune.methods.options import split_methods
     from diffprune_lab.probes import scaling, scaling_figure
 
     if size not in scaling.SIZES:
@@ -264,7 +264,7 @@ def _scaling(
         if name not in scaling.BACKBONES:
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
     chosen = scaling.check_methods(split_methods(methods) if methods else scaling.METHODS[size])
-    drawn = list(dict.fromkeys(_seed(text) for text in seeds.split(",") if text)) if seeds else list(scaling.SEEDS)
+    drawn = parse_seeds(seeds) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn
     settings = scaling.SIZES[size]
     require_seeds(drawn)

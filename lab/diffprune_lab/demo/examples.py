@@ -8,11 +8,11 @@ from torch import Tensor
 
 from diffprune.evaluate import metrics
 from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.native import Gallery, Run, choose
+from diffprune.evaluate.runner import EncodedQuestions, Measurement, choose
+from diffprune.evaluate.task import Question
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes import pack, render
 from diffprune_lab.scenes.encode import to_images
-from diffprune_lab.scenes.tasks import Question
 
 SHOWN_TASKS = ("textvqa", "gqa", "scienceqa", "vqav2", "mmbench", "vizwiz", "seed", "pope")
 KeptBy = Mapping[str, Mapping[int, tuple[int, ...]]]
@@ -39,7 +39,7 @@ def is_right(question: Question, said: str) -> bool:
     return metrics.normalize(said) == metrics.normalize(question.answer)
 
 
-def shown_questions(gallery: Gallery, full: Answers) -> Iterator[tuple[str, int, Question]]:
+def shown_questions(encoded: EncodedQuestions, full: Answers) -> Iterator[tuple[str, int, Question]]:
     """The first question of each task that the full model answers right from the picture, as (task, prompt, question).
 
     The prompt is its number. The rule looks at no pruned answer, so it favours no method. Questions that a picture
@@ -47,37 +47,37 @@ def shown_questions(gallery: Gallery, full: Answers) -> Iterator[tuple[str, int,
     """
     start = 0
     first: dict[str, tuple[str, int, Question]] = {}
-    for task in gallery.tasks:
+    for task in encoded.tasks:
         numbered = list(enumerate(task.questions, start))
         start += len(numbered)
         seen = [
             pair
             for pair in numbered
-            if pair[1].scene.quality != "ruined" and pair[1].answer not in ("no", "unanswerable")
+            if pair[1].images[0].quality != "ruined" and pair[1].answer not in ("no", "unanswerable")
         ]
         right = [pair for pair in seen if is_right(pair[1], full.said[pair[0]])]
         first[task.name] = (task.name, *(right or seen or numbered)[0])
     yield from (first[name] for name in SHOWN_TASKS if name in first)
 
 
-def make_examples(vlm: PrunedVLM, gallery: Gallery, answers: Sequence[Answers]) -> list[Example]:
+def make_examples(vlm: PrunedVLM, encoded: EncodedQuestions, answers: Sequence[Answers]) -> list[Example]:
     """An example for each shown task, from answers that were given already; `answers[0]` is the full model's."""
     full, pruned = answers[0], answers[1:]
-    shown = list(shown_questions(gallery, full))
-    rows = [gallery.picture[number] for _, number, _ in shown]
-    tokens = gallery.tokens.take(rows)
+    shown = list(shown_questions(encoded, full))
+    rows = [encoded.rows[number][0] for _, number, _ in shown]
+    tokens = encoded.tokens.take(rows)
     kept: list[dict[str, dict[int, tuple[int, ...]]]] = [{} for _ in shown]
     said: list[dict[str, dict[int, str]]] = [{} for _ in shown]
     for one in pruned:
-        run = one.run
-        assert isinstance(run, Run)
-        method = PrunedVLM(vlm.base, vlm.processor, method=run.pruner, keep=run.keep)
-        chosen = choose(method, tokens, keep=run.keep)
-        assert chosen is not None and isinstance(run.keep, int)
+        entry = one.entry
+        assert isinstance(entry, Measurement)
+        method = PrunedVLM(vlm.base, vlm.processor, method=entry.pruner, keep=entry.keep)
+        chosen = choose(method, tokens, keep=entry.keep)
+        assert chosen is not None and isinstance(entry.keep, int)
         for place, (_, number, _) in enumerate(shown):
-            kept[place].setdefault(run.method, {})[run.keep] = tuple(chosen[place].tolist())
-            said[place].setdefault(run.method, {})[run.keep] = one.said[number]
-    pixels = render(pack([gallery.scenes[row] for row in rows]))
+            kept[place].setdefault(entry.method, {})[entry.keep] = tuple(chosen[place].tolist())
+            said[place].setdefault(entry.method, {})[entry.keep] = one.said[number]
+    pixels = render(pack([encoded.images[row] for row in rows]))
     assert isinstance(pixels, Tensor)
     return [
         Example(

@@ -11,11 +11,11 @@ from typing import Any
 
 from PIL import Image
 
+from diffprune.evaluate.task import Question
 from diffprune_lab.demo.examples import Example, is_right
 from diffprune_lab.demo.plots import Axes, Line, nice_ticks, plot, smooth
 from diffprune_lab.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Story
 from diffprune_lab.scenes.reference import ASSETS
-from diffprune_lab.scenes.tasks import Question
 
 LABELS = {
     "full": "Full model",

@@ -13,9 +13,9 @@ import torch
 
 from diffprune.config import Recipe, recipe_values
 from diffprune.evaluate.answers import Answers, quality_rows
-from diffprune.evaluate.native import Progress, Run, evaluate, open_gallery
+from diffprune.evaluate.runner import Measurement, Progress, encode_questions, evaluate
 from diffprune.loading import load_base
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows, command_line, device_name, library_versions, source_commit
 from diffprune.speed.flops import prefill_flops
@@ -25,7 +25,7 @@ from diffprune_lab.demo.examples import Example, ask_larger, make_examples
 from diffprune_lab.demo.page import render_page
 from diffprune_lab.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Settings, Story
 from diffprune_lab.scenes.reference import ASSETS
-from diffprune_lab.scenes.tasks import TASKS
+from diffprune_lab.scenes.source import SCENES_TASKS
 
 LEARNED: dict[str, Recipe] = {"diffprune": "bridge", "gumbel_ste": "default"}  # what is trained, and by which recipe
 OTHERS = ("cls_attention", "uniform_grid", "random")
@@ -76,28 +76,30 @@ def run_demo(out: Path, settings: Settings, progress: Progress) -> Story:
 
     others = {name: build_method(name, block=vlm.backbone.block) for name in OTHERS}
     needs = frozenset().union(*(method.needs for method in others.values()))
-    gallery = open_gallery(vlm, TASKS, count=settings.questions, needs=needs, progress=progress)
+    encoded = encode_questions(vlm, SCENES_TASKS.build(count=settings.questions), needs=needs, progress=progress)
     clock.lap("encode pictures")
 
-    methods = {name: pruned.method for name, pruned in trained.items()} | others | {"oracle": gallery.oracle()}
-    runs = [Run(name, keep, settings.seed, method) for name, method in methods.items() for keep in BUDGETS]
-    answers = evaluate(vlm, gallery, runs, progress=progress)
+    methods = {name: pruned.method for name, pruned in trained.items()} | others | {"oracle": encoded.oracle()}
+    measurements = [
+        Measurement(name, keep, settings.seed, method) for name, method in methods.items() for keep in BUDGETS
+    ]
+    answers = evaluate(vlm, encoded, measurements, progress=progress)
     rows = quality_rows(answers, answers[0])
     check_rows(rows)
     clock.lap("answer")
 
-    examples = make_examples(vlm, gallery, answers)
+    examples = make_examples(vlm, encoded, answers)
     larger = _larger_examples(examples[:LARGER_PICTURES])
-    num_visual = gallery.tokens.x.shape[1]
-    num_text = sum(map(len, gallery.ids)) / len(gallery.ids) - num_visual
+    num_visual = encoded.tokens.x.shape[1]
+    num_text = sum(map(len, encoded.ids)) / len(encoded.ids) - num_visual
     story = Story(
         settings=settings,
         num_parameters=sum(parameter.numel() for parameter in base.parameters()),
         num_visual=num_visual,
         num_text=num_text,
-        num_prompts=len(gallery.prompts),
+        num_prompts=len(encoded.ids),
         rows=rows,
-        chance={task.name: task.chance for task in gallery.tasks},
+        chance={task.name: task.chance for task in encoded.tasks},
         losses=losses,
         flops={
             kept: prefill_flops(vlm.base.config.text_config, kept + round(num_text)) for kept in (num_visual, *BUDGETS)
@@ -138,7 +140,7 @@ def summary(story: Story) -> dict[str, Any]:
 def _answer_seconds(answers: Sequence[Answers], num_visual: int) -> dict[int, float]:
     """Seconds that DiffPrune's answers took at each budget, after the full model's."""
     times = {num_visual: answers[0].seconds}
-    return times | {int(one.run.keep): one.seconds for one in answers if one.run.method == "diffprune"}
+    return times | {int(one.entry.keep): one.seconds for one in answers if one.entry.method == "diffprune"}
 
 
 def _larger_examples(examples: Sequence[Example]) -> list[Example]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffprune.config import OptimConfig, recipe_values
-from diffprune.methods.base import TrainablePruner, build_method
+from diffprune.methods.base import TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.train.loop import train
 from diffprune_lab.deit import DeiT, Encoded
 from diffprune_lab.probes.augment import augment

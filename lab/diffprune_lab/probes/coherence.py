@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffprune.methods.base import Pruner, TrainablePruner, build_method
+from diffprune.methods.base import Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.ops import hard_topk, take_tokens
 from diffprune_lab.deit import Encoded
 from diffprune_lab.probes.bench import LEARNED, PLAIN, Bench

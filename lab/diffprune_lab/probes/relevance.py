@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffprune.methods.base import LayerPruner, Pruner, TrainablePruner, build_method
+from diffprune.methods.base import Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
 from diffprune.train.agreement import scorer_told
 from diffprune_lab.deit import DeiT
@@ -52,7 +53,7 @@ def untrained_methods() -> frozenset[str]:
     return frozenset(
         name
         for name, method in ((name, METHODS.get(name)) for name in METHODS.names())
-        if not method.trained and not issubclass(method, LayerPruner) and method.needs <= PROVIDED and name != "full"
+        if not method.trained and not method.is_inside and method.needs <= PROVIDED and name != "full"
     )
 
 

@@ -21,16 +21,24 @@ import torch
 from diffprune.config import RunConfig, make_config
 from diffprune.evaluate.answers import SUFFIX, Sheet, quality_rows, read_sheet, write_sheet
 from diffprune.evaluate.join import choose_runs, join_sheets
-from diffprune.evaluate.native import Gallery, Progress, Run, evaluate, make_sheet, open_gallery
+from diffprune.evaluate.runner import (
+    EncodedQuestions,
+    Measurement,
+    Progress,
+    encode_questions,
+    evaluate,
+    make_sheet,
+)
 from diffprune.loading import load_base
-from diffprune.methods.base import NEEDS, Pruner, require_weights
-from diffprune.methods.named import FORM, parse_method
+from diffprune.methods.base import NEEDS, Pruner
+from diffprune.methods.options import FORM, parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results, write_text
 from diffprune_lab.probes.store import Row, locked, rounded
 from diffprune_lab.scenes import qwen
-from diffprune_lab.scenes.qwen.reference import QwenSpec, save_model
+from diffprune_lab.scenes.qwen import QwenSpec, save_model
 from diffprune_lab.scenes.reference import checksums
+from diffprune_lab.scenes.source import SCENES_TASKS
 
 NAME = "scaling"
 BACKBONES = tuple(qwen.SPECS)
@@ -190,12 +198,11 @@ class ModelBench:
         return PrunedVLM(model.to(self.device), processor, method="full")
 
     @cached_property
-    def gallery(self) -> Gallery:
+    def questions(self) -> EncodedQuestions:
         """The questions with their pictures encoded."""
-        return open_gallery(
+        return encode_questions(
             self.vlm,
-            TASKS,
-            count=self.settings.questions,
+            SCENES_TASKS.build(TASKS, count=self.settings.questions),
             needs=self.needs,
             batch_size=self.settings.answer_batch,
             progress=self.progress,
@@ -215,13 +222,15 @@ class ModelBench:
         if is_learned(part.method):
             pruner = self.trained(part.method, part.seed)
         elif part.method == "oracle":
-            pruner = self.gallery.oracle()
+            pruner = self.questions.oracle()
         else:
             options: dict[str, Any] = {"seed": part.seed} if _has_seed(part.method) else {}
             pruner = parse_method(part.method).build(block=self.vlm.backbone.block, **options)
-        runs = [Run(part.method, keep, part.seed, pruner) for keep in self.settings.keeps]
-        answers = evaluate(self.vlm, self.gallery, runs, batch_size=self.settings.answer_batch, progress=self.progress)
-        return make_sheet(self.gallery, answers)
+        planned = [Measurement(part.method, keep, part.seed, pruner) for keep in self.settings.keeps]
+        answers = evaluate(
+            self.vlm, self.questions, planned, batch_size=self.settings.answer_batch, progress=self.progress
+        )
+        return make_sheet(self.questions, answers)
 
 
 def find_model(backbone: str, weights: Path | None, work: Path, *, tiny: bool) -> Path:
@@ -352,10 +361,10 @@ def collect(work: Path, out: Path, *, settings: ScalingSettings, device: str, co
             if not files:
                 continue
             joined, _ = join_sheets([read_sheet(file) for file in files], [str(file) for file in files])
-            answers = sorted(joined.answers[1:], key=lambda one: (_place(one.run.method), one.run.seed))
+            answers = sorted(joined.answers[1:], key=lambda one: (_place(one.entry.method), one.entry.seed))
             answers = [joined.answers[0], *choose_runs([joined.answers[0], *answers])[1:]]
-            seeds |= {one.run.seed for one in answers if _has_seed(one.run.method)}
-            versus = LEARNED if any(one.run.method == LEARNED for one in answers) else None
+            seeds |= {one.entry.seed for one in answers if _has_seed(one.entry.method)}
+            versus = LEARNED if any(one.entry.method == LEARNED for one in answers) else None
             found = quality_rows(answers, joined.answers[0], versus=versus, chance=joined.chance)
             rows += [{"backbone": backbone, **row, **_rate(row)} for row in found]
         if rows:

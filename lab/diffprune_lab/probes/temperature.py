@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffprune.config import RunConfig
-from diffprune.methods.base import build_method
+from diffprune.evaluate.throttled import load_throttled, run_config
+from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
 from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement
@@ -27,7 +28,6 @@ from diffprune.train.captions import item_regions
 from diffprune.train.data import open_feed
 from diffprune.train.run import make_batch
 from diffprune.train.sampler import noise_generator
-from diffprune.train.throttled import load_throttled, run_config
 from diffprune_lab.probes.figures import COLOURS, figure
 from diffprune_lab.probes.store import Row, interval, rounded
 from diffprune_lab.scenes.encode import own_sizes

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int16, Int32, UInt8
 from torch import Tensor
 
-from diffprune_lab.scenes import atlas
+from diffprune_lab.scenes import atlas, grounds
 from diffprune_lab.scenes.world import Scene
 
 PICTURE = atlas.PICTURE
@@ -93,13 +93,13 @@ def _stores(device: torch.device) -> _Stores:
         return torch.from_numpy(array.astype(kind)).to(device)
 
     return _Stores(
-        weights=put(atlas.ground_weights().reshape(-1, _PIXELS), np.int16),
+        weights=put(grounds.ground_weights().reshape(-1, _PIXELS), np.int16),
         grounds=put(atlas.GROUND_COLORS, np.int16),
         palette=put(np.ascontiguousarray(atlas.PALETTE.reshape(-1, 3).T), np.int16),
         offsets=put(atlas.TEXEL_OFFSETS, np.int32),
         coverages=put(atlas.TEXEL_VALUES // atlas.TONES, np.int16),
         tones=put(atlas.TEXEL_VALUES % atlas.TONES, np.int32),
-        grain=put(np.tile(atlas.grain(), 2), np.int16),
+        grain=put(np.tile(grounds.grain(), 2), np.int16),
     )
 
 

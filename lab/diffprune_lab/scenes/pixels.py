@@ -13,7 +13,7 @@ def takes_pixels(backbone: Backbone, sizes: str) -> bool:
     """Whether the processor leaves pictures as large as they are; False too in a family that does not say.
 
     Args:
-        sizes: How the pictures are sized (`scenes.sizes.WAYS`).
+        sizes: How the pictures are sized (`scenes.sizes.SIZES`).
     """
     return all(backbone.keeps_size((width, height)) for height, width in possible_sizes(sizes))
 

@@ -17,7 +17,7 @@ from diffprune.rng import Rng
 from diffprune_lab.scenes.draw import PICTURE, pack, render
 from diffprune_lab.scenes.world import Scene
 
-WAYS = ("fixed", "384", "varying")
+SIZES = ("fixed", "384", "varying")
 SIDES = tuple(range(160, 272 + 1, 16))  # heights and widths of `varying`
 SIZES_FILE = "scenes.json"
 STREAM = "picture size"  # key of the random numbers drawn here, so that no other part of the world shares them
@@ -26,10 +26,10 @@ STREAM = "picture size"  # key of the random numbers drawn here, so that no othe
 # Which size ----------------------------------------------------------------------------------------------------------
 
 
-def require_way(sizes: str) -> str:
-    """The same, where it is a way of sizes; else a `ValueError`."""
-    if sizes not in WAYS:
-        raise ValueError(f"sizes={sizes!r} is no way to size pictures; choose from {', '.join(WAYS)}")
+def require_sizes(sizes: str) -> str:
+    """The given way of sizes; a `ValueError` where there is none of that name."""
+    if sizes not in SIZES:
+        raise ValueError(f"sizes={sizes!r} is no way to size pictures; choose from {', '.join(SIZES)}")
     return sizes
 
 
@@ -46,7 +46,7 @@ def possible_sizes(sizes: str) -> list[tuple[int, int]]:
     """Every (height, width) a picture may have."""
     if sizes == "varying":
         return [(height, width) for height in SIDES for width in SIDES]
-    side = PICTURE if sizes == "fixed" else int(require_way(sizes))
+    side = PICTURE if sizes == "fixed" else int(require_sizes(sizes))
     return [(side, side)]
 
 
@@ -62,7 +62,7 @@ def model_sizes(name: str | Path) -> str:
         path = folder / SIZES_FILE
         if str(name) and path.is_file():
             try:
-                return require_way(str(json.loads(path.read_text(encoding="utf-8"))["sizes"]))
+                return require_sizes(str(json.loads(path.read_text(encoding="utf-8"))["sizes"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f'{path} does not say which sizes ({error}); write {{"sizes": "varying"}}') from error
     return "fixed"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diffprune.rng import Rng, mix
-from diffprune_lab.scenes import atlas
+from diffprune_lab.scenes import atlas, grounds
 
 PICTURE = atlas.PICTURE  # pixels along one side
 CELL = 64  # the picture is 3 x 3 cells, at most one item in each
@@ -339,8 +339,8 @@ def _scatter_clutter(rng: Rng, taken: int, sprites: list[Sprite]) -> None:
 def _ground(rng: Rng, kind: str) -> tuple[int, int, int]:
     """Background pattern and two colors that go together, either one first."""
     if kind == "diagram":
-        return rng.choice(atlas.PAPER_PATTERNS), *rng.choice(atlas.PAPER_GROUNDS)
-    pattern = rng.choice(rng.choice(atlas.GROUND_PATTERNS))
+        return rng.choice(grounds.PAPER_PATTERNS), *rng.choice(atlas.PAPER_GROUNDS)
+    pattern = rng.choice(rng.choice(grounds.GROUND_PATTERNS))
     one, two = rng.choice(atlas.GROUNDS)
     return (pattern, one, two) if rng.below(2) else (pattern, two, one)
 

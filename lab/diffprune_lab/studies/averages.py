@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.evaluate.answers import answers_file, read_sheet, write_sheet
-from diffprune.evaluate.native import visual_average
+from diffprune.evaluate.runner import visual_average
 from diffprune.loading import load_base
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import parse_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS
 from diffprune.results import read_results, write_results
@@ -59,7 +59,7 @@ def add_averages(path: Path, rule: Rule) -> int:
     beside = answers_file(path)
     if beside.exists():
         sheet = read_sheet(beside)
-        answers = [replace(one, average=rule(one.run.method, one.run.keep)) for one in sheet.answers]
+        answers = [replace(one, average=rule(one.entry.method, one.entry.keep)) for one in sheet.answers]
         write_sheet(beside, replace(sheet, answers=answers))
     return changed
 

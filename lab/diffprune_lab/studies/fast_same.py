@@ -89,7 +89,7 @@ def agreement(vlm: PrunedVLM, fast: FastPath, batch: Batch, new_tokens: int) -> 
     if kept is not None:
         tokens = vlm.encode(batch)
         assert tokens is not None
-        chosen = vlm.rule.select(tokens, vlm.budget.counts(tokens.mask))
+        chosen = vlm.rule.choose(tokens, vlm.budget.counts(tokens.mask)).keep
         same = [len(set(a.tolist()) & set(b.tolist())) / max(1, len(a)) for a, b in zip(kept, chosen, strict=True)]
         found["same_choice"] = min(same)
     stock = vlm.backbone.generate(lm, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False)

@@ -18,8 +18,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
-from diffprune.evaluate.native import Run, evaluate, make_sheet, open_gallery, scenes_tasks
-from diffprune.methods.base import LayerPruner, LayerState, Route, build_method
+from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
+from diffprune.evaluate.sources import find_tasks
+from diffprune.inside.state import LayerState, Route
+from diffprune.methods.base import LayerPruner
+from diffprune.methods.options import build_method
 from diffprune.methods.p_mod import PMod
 from diffprune.model import PrunedVLM
 from diffprune.ops import hard_topk
@@ -87,7 +90,7 @@ class Rerouted(LayerPruner):
         return scores.gather(1, origin.index % scores.shape[1])  # one picture a prompt, all of it there
 
     def drawn(self, state: LayerState) -> Float[Tensor, "B M"]:
-        """The same number for the same place of every picture, in all layers or in this one."""
+        """One random number for each place, whatever the picture: in all layers, or in this one."""
         seed = SEED + state.layer if self.order == "anew" else SEED
         numbers = torch.rand(state.visual.shape[1], generator=torch.Generator().manual_seed(seed))
         return numbers.to(state.hidden.device).expand(len(state.visual), -1)
@@ -106,17 +109,22 @@ def measure(
     if not isinstance(trained.method, PMod):
         raise ValueError(f"{folder} holds {trained.method.name!r}; give a trained p_mod")
     vlm, backbone = trained.with_method("full"), trained.backbone
-    gallery = open_gallery(vlm, scenes_tasks(tasks), count=questions)
+    source, names = find_tasks(tasks)
+    encoded = encode_questions(vlm, source.build(names, count=questions))
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         untrained = build_method("p_mod", block=backbone.block, language=backbone.language)
     assert isinstance(untrained, PMod)
-    oracle = gallery.oracle()
+    oracle = encoded.oracle()
+    assert isinstance(oracle, Oracle)
     rerouted = {label: Rerouted(trained.method, rule, oracle) for label, rule in RULES.items()}
     rerouted["routers, untrained"] = Rerouted(untrained, RULES["routers"], oracle)
-    runs = [Run(label, keep, 0, pruner) for label, pruner in rerouted.items()]
-    runs += [Run("random", keep, 0, build_method("random")), Run("oracle", keep, 0, oracle)]
-    answers = evaluate(vlm, gallery, runs)
+    planned = [Measurement(label, keep, 0, pruner) for label, pruner in rerouted.items()]
+    planned += [
+        Measurement("random", keep, 0, build_method("random")),
+        Measurement("oracle", keep, 0, oracle),
+    ]
+    answers = evaluate(vlm, encoded, planned)
     rows = quality_rows(answers, answers[0])
     rows = [
         row | {"on_items": rerouted[row["method"]].on_items()}
@@ -126,7 +134,7 @@ def measure(
     ]
     notes = "p_mod with its rules replaced one at a time; `routers` is the method itself"
     write_results(out, name=out.stem, rows=rows, seeds=[SEED], notes=notes, commit=commit)
-    write_sheet(answers_file(out), make_sheet(gallery, answers))
+    write_sheet(answers_file(out), make_sheet(encoded, answers))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

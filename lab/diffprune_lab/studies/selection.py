@@ -18,7 +18,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from diffprune.fast.graphs import capturing, waits_for_device
-from diffprune.methods.base import LayerPruner, MergingPruner, Pruner, TrainablePruner, build_method
+from diffprune.methods.base import MergingPruner, Pruner, TrainablePruner
+from diffprune.methods.options import build_method
 from diffprune.nn import BlockSpec
 from diffprune.registry import METHODS
 from diffprune.results import source_commit, write_results
@@ -129,7 +130,7 @@ def make_tokens(shape: Shape, size: Size, device: str, dtype: torch.dtype) -> Vi
 
 def make_methods(block: BlockSpec, device: str, dtype: torch.dtype) -> Iterator[Pruner]:
     """Every method that chooses before the language model, learned ones with random weights; variants of one once."""
-    names = [name for name in METHODS.names() if not issubclass(METHODS.get(name), LayerPruner) and name != "full"]
+    names = [name for name in METHODS.names() if not METHODS.get(name).is_inside and name != "full"]
     order = (*QUICK, *SLOW)
     ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     seen: set[type] = set()

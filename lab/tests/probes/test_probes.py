@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffprune.methods.base import build_method
+from diffprune.methods.options import build_method
 from diffprune.ops import take_tokens
 from diffprune.results import read_results
 from diffprune.types import VisualTokens

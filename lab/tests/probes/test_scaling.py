@@ -12,7 +12,7 @@ from diffprune.config import differences, load_config
 from diffprune.results import read_results
 from diffprune_lab.probes import evidence, scaling
 from diffprune_lab.scenes import qwen
-from diffprune_lab.scenes.qwen.reference import save_model
+from diffprune_lab.scenes.qwen import save_model
 from lab.tests.tiny_scenes import say_always_
 
 ROOT = Path(__file__).resolve().parents[3]

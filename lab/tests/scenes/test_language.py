@@ -9,7 +9,7 @@ import pytest
 from diffprune.rng import Rng
 from diffprune_lab.scenes import language
 from diffprune_lab.scenes.language import CHINESE, ENGLISH, PLANS, UNANSWERABLE
-from diffprune_lab.scenes.tasks import training_turns, training_turns_by_kind
+from diffprune_lab.scenes.training_turns import training_turns, training_turns_by_kind
 from diffprune_lab.scenes.world import CELLS, COLORS, PATTERNS, SHAPES, SIZES, Scene, Sign, Thing, make_scene
 
 
@@ -230,11 +230,6 @@ def test_a_chinese_question_is_the_english_one_translated():
     assert english.value == chinese.value
     assert CHINESE.colors[chinese.value] == chinese.answer
     assert re.fullmatch(r"[\u4e00-\u9fff]+\uff1f", chinese.text)
-
-
-def test_boxes_cover_things_tags_and_the_sign():
-    assert language.boxes(scene_of(STAR, sign=SIGN)) == (STAR.box, SIGN.box)
-    assert len(language.boxes(DIAGRAM)) == 6
 
 
 # A second reading of the questions, from their text back to the scene

@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from diffprune.evaluate.native import answer, open_gallery
+from diffprune.evaluate.pictures import ANY_QUESTION, placeholder_ids
+from diffprune.evaluate.runner import answer, encode_questions
 from diffprune.model import PrunedVLM
 from diffprune.train.captions import INSTRUCTION, caption_batch
 from diffprune_lab.scenes import make_scene
-from diffprune_lab.scenes.encode import ANY_QUESTION, encode_scenes, placeholder_ids, scene_images
+from diffprune_lab.scenes.encode import encode_scenes, scene_images
 from diffprune_lab.scenes.pixels import make_features, takes_pixels
 from diffprune_lab.scenes.sizes import draw_sized
+from diffprune_lab.scenes.source import SCENES_TASKS
 from lab.tests import tiny_scenes, tiny_sized
 from tests import tiny
 
@@ -89,13 +91,14 @@ def test_families_that_are_not_known_and_units_that_do_not_fit_are_left_to_the_p
 
 @pytest.mark.parametrize(("family", "sizes"), tiny_sized.WAYS.items())
 def test_answers_to_pictures_drawn_on_the_device_are_those_of_generate(family: str, sizes: str) -> None:
-    gallery = open_gallery(pruned(family), ("gqa", "textvqa"), count=3, sizes=sizes, batch_size=4)
-    images = scene_images(gallery.scenes, sizes)
-    for method, keep in (("full", 1.0), ("random", 0.333), (gallery.oracle(), 5)):
+    questions = SCENES_TASKS.build(("gqa", "textvqa"), count=3, sizes=sizes)
+    encoded = encode_questions(pruned(family), questions, batch_size=4)
+    images = scene_images(encoded.images, sizes)
+    for method, keep in (("full", 1.0), ("random", 0.333), (encoded.oracle(), 5)):
         vlm = pruned(family, method, keep)
-        ours = answer(vlm, gallery, keep=keep, batch_size=4, max_new_tokens=3)
+        ours = answer(vlm, encoded, keep=keep, batch_size=4, max_new_tokens=3)
         theirs = [
             vlm.generate([images[row]], prompt, keep=keep, max_new_tokens=3, do_sample=False)
-            for row, prompt in zip(gallery.picture, gallery.prompts, strict=True)
+            for (row,), prompt in zip(encoded.rows, encoded.prompts, strict=True)
         ]
         assert ours == theirs

@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffprune.evaluate import native
+from diffprune.evaluate.runner import encode_questions
 from diffprune.loading import load_base
+from diffprune.methods.base import take
 from diffprune.methods.p_mod import PMod
 from diffprune.model import PrunedVLM
 from diffprune.results import read_results
 from diffprune_lab.scenes import pack, render
 from diffprune_lab.scenes.encode import to_images
+from diffprune_lab.scenes.source import SCENES_TASKS
 from diffprune_lab.studies import routes
 from lab.tests import tiny_scenes
 
@@ -20,10 +22,10 @@ WEIGHTLESS = ("random", "even", "one")
 
 def test_one_set_in_every_layer_with_weights_of_1_is_dropping_it_before_the_model() -> None:
     vlm = tiny_scenes.pruned("p_mod", keep=9)
-    gallery = native.open_gallery(vlm, ("gqa",), count=3)
+    encoded = encode_questions(vlm, SCENES_TASKS.build(("gqa",), count=3))
     assert isinstance(vlm.method, PMod)
-    rerouted = vlm.with_method(routes.Rerouted(vlm.method, WEIGHTLESS, gallery.oracle()), keep=9)
-    images = to_images(render(pack(gallery.scenes)))
+    rerouted = vlm.with_method(routes.Rerouted(vlm.method, WEIGHTLESS, encoded.oracle()), keep=9)
+    images = to_images(render(pack(encoded.images)))
     batch = vlm.prepare(images, ["what?"] * len(images), ["a star"] * len(images))
     tokens = vlm.encode(batch)
     assert tokens is not None
@@ -31,7 +33,7 @@ def test_one_set_in_every_layer_with_weights_of_1_is_dropping_it_before_the_mode
     chosen = numbers.topk(9).indices.sort().values.expand(len(images), -1)
     with torch.no_grad():
         routed = rerouted.loss(batch, tokens=tokens, hard=True)
-        dropped = vlm.answer_loss(vlm.splice_kept(batch, tokens, chosen))
+        dropped = vlm.decoder.loss(vlm.splice(batch, tokens, take(tokens, chosen)), None, None)[0]
         weighed = vlm.loss(batch, tokens=tokens, hard=True)
     torch.testing.assert_close(routed, dropped, rtol=1e-5, atol=1e-5)
     assert abs(weighed - dropped) > 1e-4, "the method itself chooses otherwise"

@@ -294,13 +294,11 @@ class Backbone(ABC):
         keep: Int[Tensor, "I K"] | None,
         *,
         positions: str = "original",
-        order: str = "raster",
     ) -> LMInputs:
         """Text and kept tokens in one left-padded sequence, each at the position it had before anything was dropped.
 
         Args:
             positions: "packed" numbers what is left without gaps instead.
-            order: "raster", or "native": each image's tokens as `keep` has them.
         """
         ids, mask = batch.features["input_ids"], batch.features["attention_mask"].bool()
         placeholder = (ids == self.image_token_id) & mask
@@ -316,8 +314,6 @@ class Backbone(ABC):
 
         columns, new_mask = splice.left_pad_order(stays)
         is_visual = placeholder.gather(1, columns) & new_mask
-        if order == "native" and source is not None:
-            columns, source = splice.in_given_order(columns, is_visual, source.to(columns.device))
         new_ids = torch.where(new_mask, ids.gather(1, columns), self.pad_id)
         content = is_visual  # less the newlines, where there are any
         origin = None
@@ -374,7 +370,7 @@ class Backbone(ABC):
 
     def run_generate(self, lm: LMInputs, **kwargs: Any) -> Any:
         """Whatever the model's own `generate` gives for these inputs: ids, prompt included, or its output object."""
-        if lm.heard is not None:
+        if lm.soft_mask is not None:
             raise ValueError("tokens that are hidden from attention are for training; generate drops them instead")
         return self.model.generate(
             input_ids=lm.input_ids,

@@ -65,22 +65,6 @@ def left_pad_order(stays: Bool[Tensor, "B T"]) -> tuple[Int[Tensor, "B U"], Bool
     return order, stays.gather(1, order)
 
 
-def in_given_order(
-    columns: Int[Tensor, "B T"], is_visual: Bool[Tensor, "B T"], source: Int[Tensor, " S"]
-) -> tuple[Int[Tensor, "B T"], Int[Tensor, " S"]]:
-    """Columns and sources with each image's tokens in the order they were given in; newlines (-1) stay where they are.
-
-    Args:
-        columns: Of the unpruned sequence, in raster order.
-        is_visual: True where a visual token stands.
-        source: Place among all given tokens of the one at each True of `is_visual`, row by row.
-    """
-    given = source >= 0
-    rank = source[given].argsort()  # never across images: those given first also stand first
-    content = is_visual.masked_scatter(is_visual, given)
-    return columns.masked_scatter(content, columns[content][rank]), source.masked_scatter(given, source[given][rank])
-
-
 def positions_of(
     columns: Int[Tensor, "B U"], mask: Bool[Tensor, "B U"], unpruned: Int[Tensor, "*R B T"], *, packed: bool
 ) -> Int[Tensor, "*R B U"]:
@@ -147,5 +131,5 @@ def real_columns_first(lm: LMInputs) -> LMInputs:
         labels=take(lm.labels),
         extra={key: take(value) for key, value in lm.extra.items()},
         origin=None if lm.origin is None else replace(lm.origin, index=take(lm.origin.index)),
-        heard=take(lm.heard),
+        soft_mask=take(lm.soft_mask),
     )

@@ -201,7 +201,7 @@ def read_settings(
 
 def _some(text: str, methods: list[str], name: str) -> list[str]:
     """Methods of those that are measured, separated by commas."""
-    from diffprune.methods.named import split_methods
+    from diffprune.methods.options import split_methods
 
     wanted = split_methods(text)
     for method in wanted:

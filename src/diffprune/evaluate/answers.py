@@ -28,13 +28,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One run's answers, scored: by task the score, its own unit and the values of the scored questions.
+    """One measurement's answers, scored: by task the score, its own unit and the values of the scored questions.
 
     `seconds` is the time the answers took, the encoding of the pictures aside; `average` the visual tokens a decoder
     layer held, mean over layers and prompts, where a method drops them inside the language model.
     """
 
-    run: Entry
+    entry: Entry
     said: list[str]
     score: dict[str, float]
     raw: dict[str, float]
@@ -85,9 +85,9 @@ def quality_rows(
     """
     rows: list[dict[str, Any]] = [
         {
-            "method": one.run.method,
-            "keep": one.run.keep,
-            "seed": one.run.seed,
+            "method": one.entry.method,
+            "keep": one.entry.keep,
+            "seed": one.entry.seed,
             "task": task,
             "score": one.score[task],
             "score_raw": one.raw[task],
@@ -114,7 +114,7 @@ def summary_rows(
         return []
     groups: dict[tuple[str, Keep], list[Answers]] = {}
     for one in answers:
-        groups.setdefault((one.run.method, one.run.keep), []).append(one)
+        groups.setdefault((one.entry.method, one.entry.keep), []).append(one)
     reference = {task: full.score[task] for task in measured}
     full_units = {task: full.units[task] for task in measured}
     units = {place: mean_units(same, measured) for place, same in groups.items()}
@@ -163,9 +163,9 @@ def write_sheet(path: Path, sheet: Sheet) -> None:
     """Every answer beside its question, so that differences can be looked at and tested."""
     runs = [
         {
-            "method": one.run.method,
-            "keep": one.run.keep,
-            "seed": one.run.seed,
+            "method": one.entry.method,
+            "keep": one.entry.keep,
+            "seed": one.entry.seed,
             "said": one.said,
             "score": one.score,
             "raw": one.raw,
@@ -184,7 +184,7 @@ def read_sheet(path: Path) -> Sheet:
         content = json.loads(path.read_text(encoding="utf-8"))
         answers = [
             Answers(
-                run=Entry(one["method"], one["keep"], one["seed"]),
+                entry=Entry(one["method"], one["keep"], one["seed"]),
                 **{key: one[key] for key in ("said", "score", "raw", "units", "seconds")},
                 average=one.get("average"),
             )

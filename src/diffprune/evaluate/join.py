@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
-from diffprune.methods.named import split_methods
+from diffprune.methods.options import split_methods
 from diffprune.results import Results, read_results, write_results
 from diffprune.types import Budget
 
@@ -28,7 +28,7 @@ def join_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[Sheet, i
     first = sheets[0]
     full = first.answers[0]
     answers = [full]
-    seen = {full.run: names[0]}
+    seen = {full.entry: names[0]}
     differ: set[int] = set()
     for sheet, name in zip(sheets, names, strict=True):
         if sheet.questions != first.questions:
@@ -45,13 +45,13 @@ def join_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[Sheet, i
                 )
         differ |= {index for index, (a, b) in enumerate(zip(full.said, other.said, strict=True)) if a != b}
         for one in sheet.answers[1:]:
-            if one.run in seen:
-                run = one.run
+            if one.entry in seen:
+                entry = one.entry
                 raise ValueError(
-                    f"{run.method} at keep={run.keep} with seed {run.seed} is in {seen[run]} and in {name}; "
+                    f"{entry.method} at keep={entry.keep} with seed {entry.seed} is in {seen[entry]} and in {name}; "
                     "leave one of them out"
                 )
-            seen[one.run] = name
+            seen[one.entry] = name
             answers.append(one)
     return Sheet(first.questions, first.chance, answers), len(differ)
 
@@ -69,14 +69,14 @@ def choose_runs(
         budgets: All where none is named.
         without: Methods to leave out.
     """
-    found = [name for name in dict.fromkeys(one.run.method for one in answers[1:]) if name not in without]
+    found = [name for name in dict.fromkeys(one.entry.method for one in answers[1:]) if name not in without]
     for name in methods:
         if name != REST and name not in found:
             raise ValueError(f"there are no answers of {name!r}; there are {', '.join(found)}")
     rest = [name for name in found if name not in methods]
     order = [name for entry in methods for name in (rest if entry == REST else [entry])]
-    chosen = [one for one in answers[1:] if one.run.method in order and (not budgets or one.run.keep in budgets)]
-    return [answers[0], *sorted(chosen, key=lambda one: order.index(one.run.method))]
+    chosen = [one for one in answers[1:] if one.entry.method in order and (not budgets or one.entry.keep in budgets)]
+    return [answers[0], *sorted(chosen, key=lambda one: order.index(one.entry.method))]
 
 
 def join_files(
@@ -109,10 +109,10 @@ def join_files(
             )
     joined, differ = join_sheets(sheets, [str(path) for path in paths])
     sheet = Sheet(joined.questions, joined.chance, choose_runs(joined.answers, methods, budgets, without))
-    if versus is not None and versus not in {one.run.method for one in sheet.answers}:
+    if versus is not None and versus not in {one.entry.method for one in sheet.answers}:
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
     said = dict.fromkeys(part.notes for part in parts if part.notes)
-    others = other_origins(parts, sheets, {one.run.method for one in sheet.answers[1:]})
+    others = other_origins(parts, sheets, {one.entry.method for one in sheet.answers[1:]})
     told = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
     rows = quality_rows(sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance)
     write_sheet(answers_file(out), sheet)
@@ -125,7 +125,7 @@ def join_files(
         device=parts[0].device,
         date=max(part.date for part in parts),
         versions=parts[0].versions,
-        seeds=sorted({one.run.seed for one in sheet.answers[1:]}),
+        seeds=sorted({one.entry.seed for one in sheet.answers[1:]}),
         notes="; ".join([*([notes] if notes else []), *said, *others, *([told] if differ else [])]),
     )
 
@@ -135,7 +135,7 @@ def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet], methods: Co
     found: dict[tuple[str, str], list[str]] = {}
     for part, sheet in zip(parts, sheets, strict=True):
         if (part.commit, part.device) != (parts[0].commit, parts[0].device):
-            names = [one.run.method for one in sheet.answers[1:] if one.run.method in methods]
+            names = [one.entry.method for one in sheet.answers[1:] if one.entry.method in methods]
             found.setdefault((part.commit, part.device), []).extend(names)
     return [
         f"{', '.join(dict.fromkeys(names))}: commit {commit} on {device}"

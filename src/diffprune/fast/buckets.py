@@ -13,8 +13,8 @@ from diffprune.fast.choice import keep_largest, take
 from diffprune.fast.cuts import Cuts, columns_after_cut
 from diffprune.fast.decoder import Cache, Decoder
 from diffprune.fast.graphs import Stage
-from diffprune.methods.base import LayerState
-from diffprune.methods.llm_attention import AttentionReader
+from diffprune.inside.reader import AttentionReader
+from diffprune.inside.state import LayerState
 from diffprune.types import LMInputs
 
 ALIGN = 8  # columns of a cache come in eights, as attention kernels with a mask want them

@@ -22,7 +22,7 @@ from diffprune.fast.options import CompileOptions
 from diffprune.fast.pictures import Chooser, Picture, Splicer
 from diffprune.fast.towers import BlockParts, Tower, tower_class
 from diffprune.fast.vision import Blocks, FastScorer
-from diffprune.methods.base import LayerPruner, MergingPruner, ScoringPruner
+from diffprune.methods.base import ScoringPruner
 from diffprune.nn.scorer import Scorer
 from diffprune.types import VisualTokens
 
@@ -301,21 +301,21 @@ class Builder:
     def choice(self, tokens: VisualTokens, k: int) -> Choose | None:
         """The method's choice as a function of static tensors; None where it needs more, or reads values back."""
         method, backbone = self.vlm.method, self.backbone
-        if k == tokens.x.shape[1] or isinstance(method, LayerPruner):
+        if k == tokens.x.shape[1] or method.is_inside:
             return None
         if self.scorer is not None and isinstance(method, ScoringPruner):
             score = self.scorer.fix(tokens)
             if verify.close(score(tokens.x), method.score(tokens), limit=verify.rounding(self.dtype)):
                 return choose_by_score(score, k, self.vision_compiler)
-        if "text" in method.needs or not method.card.budget.startswith("exact K"):
+        if "text" in method.needs or not method.is_exact:
             return None
 
         def current() -> VisualTokens:
             return with_needs(backbone, Batch(features={}), tokens, method.needs & {"projected"})
 
         def own_choice(x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
-            if isinstance(method, MergingPruner):
-                kept, keep = method.reduce(current(), k).in_raster_order()
+            if method.is_merging:
+                kept, keep = method.deploy(current(), k)
             else:
                 keep = method.choose(current(), k).keep
                 kept = take(x, keep)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.backbones.base import Backbone
-from diffprune.methods.base import LayerPruner, LayerState
+from diffprune.inside.state import LayerState
 from diffprune.methods.fastv import FastV
 from diffprune.methods.pyramiddrop import PyramidDrop
 from diffprune.types import Budget
@@ -49,7 +49,7 @@ RANKED_INSIDE: dict[type, Callable[[LayerState], Tensor]] = {
 
 def cuts_of(method: Any, backbone: Backbone, num_visual: int, keep: int) -> Cuts | None:
     """Where the method drops tokens of a prompt with so many; None for a method before the language model."""
-    if not isinstance(method, LayerPruner):
+    if not method.is_inside:
         return None
     score = RANKED_INSIDE.get(type(method))
     if score is None or method.positions != "original":
@@ -69,7 +69,7 @@ def cuts_of(method: Any, backbone: Backbone, num_visual: int, keep: int) -> Cuts
 
 def count_before_layers(method: Any, budget: Budget, num_visual: int) -> int:
     """Visual tokens a prompt has left before its first decoder layer."""
-    if method.name == "full" or isinstance(method, LayerPruner):
+    if method.name == "full" or method.is_inside:
         return num_visual
     return budget.count(num_visual)
 

@@ -11,14 +11,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffprune.backbones.base import Batch, with_needs
-from diffprune.backbones.decoder import real_first
 from diffprune.fast.build import Builder
 from diffprune.fast.choice import take
 from diffprune.fast.cuts import count_before_layers, cuts_of
 from diffprune.fast.graphs import is_out_of_memory
 from diffprune.fast.options import NotCompiled, greedy_settings, read_options
 from diffprune.fast.request import Request
-from diffprune.methods.base import LayerPruner, MergingPruner
+from diffprune.inside.stream import real_first
 from diffprune.ops import take_tokens
 from diffprune.types import Budget, LMInputs
 
@@ -65,7 +64,7 @@ class FastPath:
         key = self._find_picture(request, size)
         if request.picture is not None:
             self._find_splicer(request, key, budget)
-        elif isinstance(self.vlm.method, LayerPruner):
+        elif self.vlm.method.is_inside:
             raise NotCompiled(
                 "the method drops inside the language model, and pictures of this kind were not compiled for"
             )
@@ -116,7 +115,7 @@ class FastPath:
 
     def _report(self, stage: str, shape: str, way_out: str) -> None:
         """Say once for each stage that a shape is outside what was compiled: sizes may be as many as pictures."""
-        if stage not in self.reported and not isinstance(self.vlm.method, LayerPruner):  # whose request is refused
+        if stage not in self.reported and not self.vlm.method.is_inside:  # whose request is refused
             self.reported.add(stage)
             self.vlm._say_once(
                 f"the fast path has no {stage} for {shape}, so it runs there as without compile(); {way_out} has one"
@@ -170,8 +169,8 @@ class FastPath:
             request.tokens = tokens
         budget = self.vlm.budget_of(request.keep)
         counts = budget.counts(tokens.mask) if request.picture is None else budget.count(request.picture.num_tokens)
-        if isinstance(method, MergingPruner):
-            request.merged, request.chosen = self.vlm.rule.reduce(tokens, counts).in_raster_order()
+        if method.is_merging:
+            request.merged, request.chosen = self.vlm.rule.deploy(tokens, counts)
         else:
             request.chosen = self.vlm.rule.choose(tokens, counts).keep
         assert request.chosen is not None

@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffprune.methods.base import Card, Counts, Pruner
-from diffprune.methods.similarity import cls_attention, descending, raster, walk
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
+from diffprune.ops.similarity import cls_attention, descending, raster, walk
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 

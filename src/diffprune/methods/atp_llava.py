@@ -1,7 +1,7 @@
 """ATP-LLaVA: learned thresholds on a redundancy score and on a lattice of places. After an unofficial sketch.
 
     S_red = (S_self + S_cross) / 2      S_sp = 1 - 3 / stride^2 on a lattice, 0 between      theta_r, theta_s in (0, 1)
-TRAINING    token j is heard max(sigmoid(10 (S_red - theta_r)), sigmoid(10 (S_sp - theta_s))) times; the base is frozen
+TRAINING    soft mask max(sigmoid(10 (S_red - theta_r)), sigmoid(10 (S_sp - theta_s))) of token j; the base is frozen
 INFERENCE   keep the K tokens farthest above either threshold, or (adaptive) all that are above one
 """
 
@@ -13,14 +13,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Decision, Generators, LayerState, TrainableLayerPruner, check_choices
-from diffprune.methods.layer_budget import RELEASE_DEPTH, average_stages, check_cut, geometric_stages, scale_layers
-from diffprune.methods.llm_attention import at_columns, columns_of
-from diffprune.methods.places import grid_places
+from diffprune.inside.budget import RELEASE_DEPTH, average_stages, check_cut, geometric_stages, scale_layers
+from diffprune.inside.reader import at_columns, columns_of
+from diffprune.inside.state import Decision, LayerState
+from diffprune.methods.base import Card, TrainableLayerPruner, check_choices
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.nn.scorer import exact_linear
 from diffprune.ops import hard_topk
+from diffprune.ops.noise import Generators
+from diffprune.ops.places import grid_places
 from diffprune.registry import METHODS
 
 LAYERS = (4, 14, 24)  # of 32
@@ -118,7 +120,7 @@ class ATPLLaVA(TrainableLayerPruner):
     def scores(self, state: LayerState) -> Scores:
         """Both scores of every visual token, and the prompt's thresholds at this cut."""
         valid = state.visual >= 0
-        counted = valid if state.heard is None else valid & (state.heard > 0.5)
+        counted = valid if state.soft_mask is None else valid & (state.soft_mask > 0.5)
         self_score = at_columns(state.mean_logits(state.visual), state.visual)
         cross_score = at_columns(text_attention(state), state.visual)
         both = [to_unit(score, counted) for score in (self_score, cross_score)]
@@ -143,14 +145,15 @@ class ATPLLaVA(TrainableLayerPruner):
     ) -> Decision:
         options, valid = self.options, state.visual >= 0
         above = self.scores(state).above
-        heard = torch.maximum(*((options.sharpness * margin).sigmoid() for margin in above)).masked_fill(~valid, 0.0)
-        left = heard if state.heard is None else heard * state.heard
+        reached = torch.maximum(*((options.sharpness * margin).sigmoid() for margin in above))
+        soft_mask = reached.masked_fill(~valid, 0.0)
+        left = soft_mask if state.soft_mask is None else soft_mask * state.soft_mask
         count = valid.sum(-1).clamp(min=1)
         share = (left * valid).sum(-1) / count  # of the tokens, after this cut
         depth = state.layer * RELEASE_DEPTH / self.language.layers
         distance = (share - k / count).abs() / len(self.thresholds)
         penalty = (options.depth_weight * depth * share + options.target_weight * distance).mean()
-        return Decision(heard, torch.maximum(*above), penalty)
+        return Decision(soft_mask, torch.maximum(*above), penalty)
 
 
 class Thresholds(nn.Module):

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from diffprune.methods.base import Card, Counts, Merged, MergingPruner
+from diffprune.methods.base import Card, Counts, Kept, MergingPruner
 from diffprune.ops.hard_topk import check_inputs
 from diffprune.registry import METHODS
 from diffprune.types import Grid, VisualTokens
@@ -23,13 +23,13 @@ class AveragePool(MergingPruner):
 
     card = Card(idea="averages the tokens of K cells that tile the image")
 
-    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Kept:
         cell, places = cells_of(tokens, k, "average_pool")
         real = tokens.mask[..., None]
         x = torch.where(real, tokens.x, 0).float()
         member = (cell[..., None] == torch.arange(places.shape[-1], device=cell.device)) & real  # [B, N, K]
         counts = member.sum(1).clamp(min=1)[..., None]
-        return Merged((member.float().transpose(1, 2) @ x / counts).to(tokens.x.dtype), places)
+        return Kept((member.float().transpose(1, 2) @ x / counts).to(tokens.x.dtype), places)
 
 
 def cells_of(tokens: VisualTokens, k: Counts, method: str) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B K"]]:

@@ -107,8 +107,8 @@ class CDPruner(Pruner):
         if tokens.text_mask is None:
             mean = cosines.mean(-1)
         else:
-            heard = tokens.text_mask.unsqueeze(1)
-            mean = cosines.where(heard, 0).sum(-1) / heard.sum(-1).clamp(min=1)
+            real = tokens.text_mask.unsqueeze(1)
+            mean = cosines.where(real, 0).sum(-1) / real.sum(-1).clamp(min=1)
         return unit_range(-mean if rule == "clip" else mean, tokens.mask, floor=1e-6)
 
     def _as_compared(self, x: Float[Tensor, "B N W"]) -> Float[Tensor, "B N W"]:

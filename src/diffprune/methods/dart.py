@@ -8,9 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffprune.methods.base import Card, LayerPruner, LayerState
-from diffprune.methods.layer_budget import check_cut
-from diffprune.methods.llm_attention import at_columns, columns_of
+from diffprune.inside.budget import check_cut
+from diffprune.inside.reader import at_columns, columns_of
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import Card, LayerPruner
 from diffprune.ops import hard_mask, take_tokens
 from diffprune.registry import METHODS
 

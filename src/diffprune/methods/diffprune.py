@@ -11,18 +11,11 @@ from typing import Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import (
-    Card,
-    Generators,
-    Restricted,
-    TrainablePruner,
-    check_choices,
-    require_block,
-)
+from diffprune.methods.base import Card, Restricted, TrainablePruner, check_choices, require_block
 from diffprune.nn import BlockSpec, DiagonalBlock, FeatureStatistics, GlobalBlock, make_scorer, standardise
 from diffprune.nn.blocks import zero_padding
-from diffprune.ops import RESPONSES, hard_mask, hardness, scale_gate, soft_topk, vp_noise
-from diffprune.ops.noise import draw_normal
+from diffprune.ops import RESPONSES, scale_gate, soft_topk, vp_noise
+from diffprune.ops.noise import Generators, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -78,7 +71,6 @@ class DiffPrune(TrainablePruner):
         certainty="formula",
     )
     Options: ClassVar[type] = DiffPruneOptions
-    hardness: float = 0.0  # weight of the hardness loss in the next pass; a run sets it (`RunConfig.hardness`)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "diffprune": {},
         "diffprune-scale": {"gate": "scale"},
@@ -113,10 +105,7 @@ class DiffPrune(TrainablePruner):
         if self.throttle_block is not None:
             branch_scale = 1 - alpha if options.kept_exact else None
             x = self.throttle_block(x, mask=mask, coords=tokens.coords, branch_scale=branch_scale)  # D_phi, Section 4.3
-        penalty = None
-        if self.hardness > 0:
-            penalty = self.hardness * hardness(z, hard_mask(logits.detach(), k, mask), mask, options.response)
-        return Restricted(x, alpha, logits, penalty)
+        return Restricted(x, alpha, logits)
 
     def calibrate(self, batches: Iterable[VisualTokens]) -> None:
         """Set the mean and deviation of matched noise, per channel, from the real tokens of some training images."""

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Decision, Generators, LayerState, TrainableLayerPruner, check_choices
-from diffprune.methods.keep_or_drop import KeepHead, draw_keep, log_odds, ratio_penalty
-from diffprune.methods.layer_budget import average_stages, check_cut
+from diffprune.inside.budget import average_stages, check_cut
+from diffprune.inside.state import Decision, LayerState
+from diffprune.methods._keep_or_drop import KeepHead, draw_keep, log_odds, ratio_penalty
+from diffprune.methods.base import Card, TrainableLayerPruner, check_choices
 from diffprune.nn import Block, BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import hard_topk
+from diffprune.ops.noise import Generators
 from diffprune.registry import METHODS
 
 LEAST_WIDTH = 64

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Distillation, Generators, Restricted, TrainablePruner, require_block
-from diffprune.methods.keep_or_drop import KeepHead, draw_keep, log_odds, ratio_penalty
+from diffprune.methods._keep_or_drop import KeepHead, draw_keep, log_odds, ratio_penalty
+from diffprune.methods.base import Card, Distillation, Restricted, TrainablePruner, require_block
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
+from diffprune.ops.noise import Generators
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -73,7 +74,7 @@ class DynamicViT(TrainablePruner):
             alpha=chosen,
             logits=log_odds(log_probs),
             penalty=options.ratio_weight * ratio_penalty(chosen, k, mask),
-            heard=chosen,
+            soft_mask=chosen,
             distillation=Distillation(options.answer_weight, options.token_weight) if held else None,
         )
 

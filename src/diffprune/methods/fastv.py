@@ -6,8 +6,9 @@ from typing import ClassVar
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, LayerPruner, LayerState, check_choices
-from diffprune.methods.layer_budget import average_stages, check_cut
+from diffprune.inside.budget import average_stages, check_cut
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import Card, LayerPruner, check_choices
 from diffprune.ops import hard_topk
 from diffprune.registry import METHODS
 

@@ -15,23 +15,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diffprune.methods.base import (
-    Card,
-    Decision,
-    Generators,
-    LayerState,
-    TrainableLayerPruner,
-    check_choices,
-)
-from diffprune.methods.layer_budget import check_cut, scale_layers
-from diffprune.methods.llm_attention import at_columns
-from diffprune.methods.places import encoder_features, grid_places
+from diffprune.inside.budget import check_cut, scale_layers
+from diffprune.inside.reader import at_columns
+from diffprune.inside.state import Decision, LayerState
+from diffprune.methods.base import Card, TrainableLayerPruner, check_choices
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import Mlp, make_norm, rotary_angles, rotate_patches
 from diffprune.nn.language import LanguageSpec
 from diffprune.nn.scorer import exact_linear
 from diffprune.ops import gumbel_topk, hard_topk
-from diffprune.ops.noise import draw_gumbel
+from diffprune.ops.noise import Generators, draw_gumbel
+from diffprune.ops.places import encoder_features, grid_places
 from diffprune.registry import METHODS
 
 AFTER = 21  # the layer of 32 whose attention is read, as released for LLaVA-1.5-7B
@@ -211,14 +205,14 @@ class ConditionedBlock(nn.Module):
             for part in (self.query(both), self.key(both), self.value(own))
         )
         angles = rotary_angles(places, self.spec)
-        heard = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             rotate_patches(query, angles),
             rotate_patches(key, angles),
             value,
             attn_mask=(mask | ~mask.any(-1, keepdim=True))[:, None, None],  # a row without any key would come out NaN
             scale=1 / math.sqrt(self.spec.head_width),
         )
-        x = x + self.out(heard.transpose(1, 2).flatten(-2))
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
         return x + self.mlp(self.norm2(x))
 
 

@@ -14,19 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import (
-    Card,
-    Generators,
-    Restricted,
-    TrainablePruner,
-    check_choices,
-    require_block,
-)
-from diffprune.methods.keep_or_drop import draw_keep, ratio_penalty
+from diffprune.methods._keep_or_drop import draw_keep, ratio_penalty
+from diffprune.methods.base import Card, Restricted, TrainablePruner, check_choices, require_block
 from diffprune.nn import BlockSpec, DiagonalBlock, FeatureStatistics, make_scorer
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import RESPONSES, gumbel_topk, linear_gate
-from diffprune.ops.noise import draw_gumbel, draw_normal
+from diffprune.ops.noise import Generators, draw_gumbel, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -114,7 +107,7 @@ class GumbelSTE(TrainablePruner):
             penalty = options.ratio_weight * ratio_penalty(chosen, k, mask)
         x = zero_padding(tokens.x, mask)
         if self.throttle_block is None:
-            return Restricted(x, chosen, logits, penalty, heard=chosen)
+            return Restricted(x, chosen, logits, penalty, soft_mask=chosen)
         mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
         noise = draw_normal(x, mask, generator)
         x = linear_gate(x, chosen, noise=noise, mu=mu, sigma=sigma)  # the values of Eq. 6 at weights 0 and 1

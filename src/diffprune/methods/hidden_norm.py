@@ -6,8 +6,9 @@ from typing import ClassVar
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, LayerPruner, LayerState
-from diffprune.methods.layer_budget import check_cut
+from diffprune.inside.budget import check_cut
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import Card, LayerPruner
 from diffprune.ops import hard_topk, take_tokens
 from diffprune.registry import METHODS
 

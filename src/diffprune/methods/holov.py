@@ -9,11 +9,11 @@ from torch import Tensor
 
 from diffprune.methods.average_pool import cells_of
 from diffprune.methods.base import Card, Counts, Pruner, check_choices
-from diffprune.methods.quotas import count_members, fill_up, heaviest
-from diffprune.methods.similarity import cls_attention, pack, raster
 from diffprune.nn import BlockSpec
 from diffprune.ops import take_tokens
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
+from diffprune.ops.quotas import count_members, fill_up, heaviest
+from diffprune.ops.similarity import cls_attention, pack, raster
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 

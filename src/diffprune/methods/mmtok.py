@@ -69,14 +69,14 @@ class MMTok(Pruner):
                 f"projected tokens have width {tokens.projected.shape[-1]} and text has {tokens.text.shape[-1]}: not "
                 "one space; give VisualTokens.text from the language model's embedding table"
             )
-        heard = tokens.text_mask
-        if heard is None:
-            heard = torch.ones(tokens.text.shape[:2], dtype=torch.bool, device=mask.device)
+        real = tokens.text_mask
+        if real is None:
+            real = torch.ones(tokens.text.shape[:2], dtype=torch.bool, device=mask.device)
         given = (tokens.x.unflatten(-1, (tokens.group, -1)).mean(-2), tokens.projected, tokens.text)
         x, projected, text = given if options.native else (value.float() for value in given)
         by_text = cosine_matrix(text, projected, dtype=torch.float32) / options.tau_text  # [B, M, N]
         by_visual = cosine_matrix(x, dtype=torch.float32) / options.tau_visual  # [B, N, N]
-        return torch.cat([_shares(by_text, heard, mask), options.visual_weight * _shares(by_visual, mask, mask)], dim=1)
+        return torch.cat([_shares(by_text, real, mask), options.visual_weight * _shares(by_visual, mask, mask)], dim=1)
 
 
 def _shares(

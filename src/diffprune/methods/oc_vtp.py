@@ -15,18 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import (
-    Card,
-    Counts,
-    Generators,
-    SelfTaughtPruner,
-    require_block,
-)
+from diffprune.methods.base import Card, Counts, SelfSupervisedPruner, require_block
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import hard_topk
 from diffprune.ops.hard_topk import per_row, widest
-from diffprune.ops.noise import draw_gumbel, draw_normal
+from diffprune.ops.noise import Generators, draw_gumbel, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import Budget, VisualTokens
 
@@ -59,7 +53,7 @@ class OCVTPOptions:
 
 
 @METHODS.register("oc_vtp")
-class OCVTP(SelfTaughtPruner):
+class OCVTP(SelfSupervisedPruner):
     """K slots of one learned Gaussian, so one pruner serves any budget. Learns from pictures alone."""
 
     card = Card(

@@ -14,11 +14,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Generators, LayerState, Route, TrainableLayerPruner
+from diffprune.inside.state import LayerState, Route
+from diffprune.methods.base import Card, TrainableLayerPruner
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.nn.scorer import exact_linear
 from diffprune.ops import hard_topk
+from diffprune.ops.noise import Generators
 from diffprune.registry import METHODS
 
 ROUTED_BELOW, LEAST_SHARE = 0.85, 0.15  # of the release

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffprune.methods.base import Card, Counts, Pruner, check_choices
-from diffprune.methods.jacobi import jacobi_eigenvectors
-from diffprune.methods.quotas import count_members, fill_up, heaviest, take_quota
-from diffprune.methods.similarity import cls_attention, descending, may_wait, pack, raster, settle
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
+from diffprune.ops.jacobi import jacobi_eigenvectors
+from diffprune.ops.quotas import count_members, fill_up, heaviest, take_quota
+from diffprune.ops.similarity import cls_attention, descending, may_wait, pack, raster, settle
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 

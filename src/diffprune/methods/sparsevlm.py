@@ -1,7 +1,7 @@
 """SparseVLM: keep the visual tokens that the prompt's most picture-like words attend to, and recycle some of the rest.
 
 Version 1.5 merges the best of what is dropped into a few cluster means. SparseVLM+ (2.0) recycles nothing; it corrects
-the attention for distance and listens to the heads that look at the picture most. No training.
+the attention for distance and reads the heads that look at the picture most. No training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Cut, LayerPruner, LayerState, Prompt, check_choices
-from diffprune.methods.layer_budget import average_stages, check_cut, geometric_stages, scale_layers
-from diffprune.methods.llm_attention import columns_of
+from diffprune.inside.budget import average_stages, check_cut, geometric_stages, scale_layers
+from diffprune.inside.reader import columns_of
+from diffprune.inside.state import Cut, LayerState, Prompt
+from diffprune.methods.base import Card, LayerPruner, check_choices
 from diffprune.ops import hard_mask, hard_topk, take_tokens
 from diffprune.registry import METHODS
 
@@ -37,7 +38,7 @@ class SparseVLMOptions:
         "average" makes K the mean over all layers; "rank" keeps as many as the rank of the raters' attention says
         (first release; K is not used, but where K is all nothing is dropped).
     rank_scale: Tokens kept for each rank.
-    heads: Heads that SparseVLM+ listens to.
+    heads: Heads that SparseVLM+ reads.
     native: As released: the stage lists for 192, 128, 96 and 64 tokens, merged tokens on top of them and behind the
         kept ones, and in version 1.5 what is left is numbered anew after each cut.
     """
@@ -56,7 +57,7 @@ class SparseVLMOptions:
             if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
                 raise ValueError(f"layers={self.layers} do not rise from 0; name each layer once, the first one first")
         if self.heads < 1:
-            raise ValueError(f"heads={self.heads} listens to none; give at least 1")
+            raise ValueError(f"heads={self.heads} reads none; give at least 1")
         if self.rank_scale <= 0:
             raise ValueError(f"rank_scale={self.rank_scale} keeps nothing; give more than 0")
 

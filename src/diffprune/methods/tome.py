@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Counts, Merged, MergingPruner, check_choices
-from diffprune.methods.similarity import check_heads, descending, key_metric
+from diffprune.methods._key_metric import check_heads, key_metric
+from diffprune.methods.base import Card, Counts, Kept, MergingPruner, check_choices
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix, take_tokens
 from diffprune.ops.hard_topk import check_inputs, per_row
+from diffprune.ops.similarity import descending
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -62,9 +63,9 @@ class ToMe(MergingPruner):
         if self.options.metric == "keys":
             self.needs = frozenset({"keys"})  # pyright: ignore[reportAttributeAccessIssue]
 
-    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Kept:
         bag = self._merge(tokens, k)
-        return Merged(bag.values[..., : tokens.x.shape[-1]].to(tokens.x.dtype), bag.positions)
+        return Kept(bag.values[..., : tokens.x.shape[-1]].to(tokens.x.dtype), bag.positions)
 
     def _merge(self, tokens: VisualTokens, k: Counts) -> Bag:
         mask, width = tokens.mask, tokens.x.shape[-1]

@@ -11,21 +11,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import (
-    Card,
-    Generators,
-    Restricted,
-    TrainablePruner,
-    check_choices,
-    require_block,
-)
+from diffprune.methods.base import Card, Restricted, TrainablePruner, check_choices, require_block
 from diffprune.nn import BlockSpec, make_scorer
 from diffprune.nn.blocks import zero_padding
-from diffprune.ops import RESPONSES, hard_mask, hardness, scale_gate, soft_topk, vp_noise
-from diffprune.ops.noise import draw_normal
+from diffprune.ops import RESPONSES, Response, hard_mask, log_weight, scale_gate, soft_topk, vp_noise
+from diffprune.ops.noise import Generators, draw_normal
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -102,7 +95,7 @@ class VisionSelector(TrainablePruner):
             x = vp_noise(x, z, response=options.response, noise=draw_normal(x, mask, generator))
         if not hardens:
             return Restricted(x, alpha, logits)
-        penalty = self.hardness_weight() * hardness(z, hard_mask(logits.detach(), k, mask), mask, options.response)
+        penalty = self.hardness_weight() * hardness_loss(z, hard_mask(logits.detach(), k, mask), mask, options.response)
         if self.training:
             self.throttle_passes += 1
         return Restricted(x, alpha, logits, penalty)
@@ -112,3 +105,23 @@ class VisionSelector(TrainablePruner):
         options = self.options
         progress = (self.throttle_passes / options.ramp_steps).clamp(max=1.0)
         return options.weight_start + (options.weight_end - options.weight_start) * progress
+
+
+def hardness_loss(
+    z: Float[Tensor, "B N"], chosen: Bool[Tensor, "B N"], mask: Bool[Tensor, "B N"], response: Response
+) -> Float[Tensor, ""]:
+    """Binary cross-entropy between the weights f(z) and the hard choice, mean over each image's tokens, then images.
+
+    Of z and not of the weights, so that nothing is clamped. Both sum to k, so the gradient in a logit is
+    (alpha_i - h_i) / (N tau) for the sigmoid response: it pushes what is on top now further up, whatever the task says.
+
+    Args:
+        z: Thresholded logits of `soft_topk(..., return_z=True)`.
+        chosen: True at the K largest logits.
+        mask: True where a token is real.
+        response: The one `soft_topk` was called with.
+    """
+    free = mask & z.isfinite()  # where all or nothing stays, the weights are the choice and cost nothing
+    signed = torch.where(chosen, z, -z).where(free, 0.0)
+    cost = -log_weight(signed, response=response).where(free, 0.0)
+    return (cost.sum(-1) / mask.sum(-1).clamp(min=1)).mean()

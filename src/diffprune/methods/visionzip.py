@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Counts, Merged, MergingPruner
-from diffprune.methods.similarity import check_heads, cls_attention, key_metric, pack
+from diffprune.methods._key_metric import check_heads, key_metric
+from diffprune.methods.base import Card, Counts, Kept, MergingPruner
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import cosine_matrix, hard_mask, take_tokens
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
+from diffprune.ops.similarity import cls_attention, pack
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -55,11 +56,11 @@ class VisionZip(MergingPruner):
     native_positions: ClassVar[str] = "packed"
     Options: ClassVar[type] = VisionZipOptions
 
-    def reduce(self, tokens: VisualTokens, k: Counts) -> Merged:
+    def reduce(self, tokens: VisualTokens, k: Counts) -> Kept:
         merged = self._merge(tokens, k)
         return merged if self.is_native else merged.in_raster_order()
 
-    def _merge(self, tokens: VisualTokens, k: Counts) -> Merged:
+    def _merge(self, tokens: VisualTokens, k: Counts) -> Kept:
         """The dominant tokens as they lie, then the contextual ones."""
         attention, mask = cls_attention(tokens, "visionzip"), tokens.mask
         check_inputs(attention, k, mask)
@@ -80,7 +81,7 @@ class VisionZip(MergingPruner):
         places = torch.arange(found.shape[-1], device=found.device).expand(found.shape)
         order = pack(places, found, max(0, widest(k) - int(self.is_native)))
         positions = positions.gather(-1, order.clamp(min=0)).masked_fill(order < 0, -1)
-        return Merged(take_tokens(joined, order), positions)
+        return Kept(take_tokens(joined, order), positions)
 
     def _contextual(self, k: Counts) -> Counts:
         """How many of each row's K are contextual; a `ValueError` where that leaves no dominant token."""

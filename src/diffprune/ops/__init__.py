@@ -11,7 +11,6 @@ from diffprune.ops.greedy import (
 )
 from diffprune.ops.gumbel import gumbel_keep, gumbel_topk
 from diffprune.ops.hard_topk import hard_mask, hard_topk, take_tokens
-from diffprune.ops.hardness import hardness
 from diffprune.ops.padding import pad_rows
 from diffprune.ops.rotary import rotate
 from diffprune.ops.soft_topk import RESPONSES, Response, Temperature, soft_topk
@@ -29,7 +28,6 @@ __all__ = [
     "gumbel_topk",
     "hard_mask",
     "hard_topk",
-    "hardness",
     "linear_gate",
     "log_weight",
     "pad_rows",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from diffprune.methods.base import LayerPruner
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import parse_method
 from diffprune.nn.language import LanguageSpec
 from diffprune.results import Results
 from diffprune.shapes import SHAPES
@@ -28,7 +28,7 @@ def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
 
 def is_even(row: dict[str, Any]) -> bool:
     """Whether the row's language model holds the same tokens in all layers: to such rows curves are fitted."""
-    return not issubclass(parse_method(row["method"]).kind, LayerPruner)
+    return not parse_method(row["method"]).kind.is_inside
 
 
 def even_rows(results: Results, path: str) -> list[dict[str, Any]]:

@@ -16,11 +16,11 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from diffprune.backbones import decoder
 from diffprune.backbones.base import Batch
-from diffprune.methods.base import LayerPruner, LayerState, MergingPruner
+from diffprune.inside import loop
+from diffprune.inside.state import LayerState
+from diffprune.methods.base import Kept, LayerPruner
 from diffprune.model import PrunedVLM
-from diffprune.ops import take_tokens
 from diffprune.speed.flops import Layers, layer_tokens
 from diffprune.types import VisualTokens
 
@@ -70,7 +70,7 @@ class EagerRequest:
 
     def __init__(self, vlm: PrunedVLM, batch: Batch) -> None:
         self.vlm, self.batch = vlm, batch
-        self.is_inside = isinstance(vlm.method, LayerPruner)
+        self.is_inside = vlm.method.is_inside
         self.cuts = TimedLayerPruner(cast(LayerPruner, vlm.method)) if self.is_inside else None
         self.tokens = self._encode()
         self.counts = vlm.budget.counts(self.tokens.mask)
@@ -99,28 +99,21 @@ class EagerRequest:
         return tokens
 
     @torch.inference_mode()
-    def _choose(self) -> tuple[Tensor, Tensor]:
+    def _choose(self) -> Kept:
         """Features of the tokens that stay, and their indices."""
-        if isinstance(self.vlm.method, MergingPruner):
-            return tuple(self.vlm.rule.reduce(self.tokens, self.counts))
-        keep = self.vlm.rule.select(self.tokens, self.counts)
-        return take_tokens(self.tokens.x, keep), keep
+        return self.vlm.rule.deploy(self.tokens, self.counts)
 
     @torch.inference_mode()
     def _splice(self) -> Any:
         """Projector, embeddings and positions."""
-        if self.chosen is None:
-            return self.vlm.splice_all(self.batch, self.tokens)
-        x, keep = self.chosen
-        backbone = self.vlm.backbone
-        return backbone.splice(self.batch, self.tokens, backbone.project(x), keep, positions=self.vlm.positions)
+        return self.vlm.splice(self.batch, self.tokens, self.chosen or self._choose())
 
     @torch.inference_mode()
     def _prefill(self) -> tuple[Tensor, Any]:
         """First token of each prompt and the caches."""
         base = self.vlm.base
         if self.cuts is not None:
-            hidden, cache = decoder.prefill(self.vlm.backbone, self.lm, self.cuts, self.counts)
+            hidden, cache = loop.prefill(self.vlm.backbone, self.lm, self.cuts, self.counts)
         else:
             lm = self.lm
             out = base.model(
@@ -156,7 +149,7 @@ class EagerRequest:
         base = self.vlm.base
         embeds = base.get_input_embeddings()(self.token[:, None])
         if self.cuts is not None:
-            hidden = decoder.step(self.vlm.backbone, embeds, self.cache)
+            hidden = loop.step(self.vlm.backbone, embeds, self.cache)
         else:
             self.position = self.position + 1
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
@@ -240,7 +233,7 @@ class FastRequest:
         self.vlm, self.batch = vlm, batch
         self.fast: Any = vlm.fast
         self.run = run = self.fast.prepare(batch)
-        self.is_inside = isinstance(vlm.method, LayerPruner)
+        self.is_inside = vlm.method.is_inside
         stages = ("encode", "prune", "splice", "prefill")
         for name in stages:  # each needs what the one before it left
             getattr(self.fast, name)(run)

@@ -9,7 +9,7 @@ from torch import nn
 
 from diffprune.backbones.base import Batch
 from diffprune.loading import load_base
-from diffprune.methods.named import parse_method, split_methods
+from diffprune.methods.options import parse_method, split_methods
 from diffprune.model import PrunedVLM
 from diffprune.shapes import SHAPES, build, is_preset, require_gpu
 

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from diffprune.backbones.base import Batch, with_needs
 from diffprune.config import OptimConfig, TauConfig
+from diffprune.evaluate.pictures import MADE_LATER, pad_left, prompt_ids
 from diffprune.methods.base import TrainablePruner
 from diffprune.model import PrunedVLM
 from diffprune.train.loop import train
 from diffprune.train.sampler import between
 from diffprune.types import VisualTokens
 from diffprune_lab.scenes import Rng, Scene, make_scene
-from diffprune_lab.scenes.encode import NOT_HELD, encode_scenes, own_sizes, pad_left, prompt_ids, scene_images
+from diffprune_lab.scenes.encode import encode_scenes, own_sizes, scene_images
 from diffprune_lab.scenes.language import caption
 from diffprune_lab.scenes.oracle import items
 from diffprune_lab.scenes.pixels import takes_pixels
@@ -31,7 +32,7 @@ def caption_batch(
     """Scenes with their captions as answers, and their visual tokens.
 
     Args:
-        sizes: How pictures are sized (`scenes.sizes.WAYS`).
+        sizes: How pictures are sized (`scenes.sizes.SIZES`).
     """
     backbone = vlm.backbone
     if not takes_pixels(backbone, sizes):
@@ -41,8 +42,8 @@ def caption_batch(
         return batch, tokens
     needs = vlm.method.needs
     # Noise is drawn from the sample, not from its pixels.
-    pictures = encode_scenes(vlm, scenes, needs - NOT_HELD, sizes=sizes, seeds=False)
-    ids = prompt_ids(vlm, [INSTRUCTION] * len(scenes), pictures.placeholders)
+    pictures = encode_scenes(vlm, scenes, needs - MADE_LATER, sizes=sizes, seeds=False)
+    ids = prompt_ids(vlm, [INSTRUCTION] * len(scenes), [[ids] for ids in pictures.placeholders])
     answers = [backbone._answer_ids(text) for text in captions]
     features, labels = backbone._append(pad_left(ids, backbone.pad_id), answers)
     device = pictures.tokens.x.device
@@ -51,7 +52,7 @@ def caption_batch(
         row_of_image=tuple(range(len(scenes))),
         labels=labels.to(device),
     )
-    return batch, with_needs(backbone, batch, pictures.tokens, needs & NOT_HELD)
+    return batch, with_needs(backbone, batch, pictures.tokens, needs & MADE_LATER)
 
 
 def item_regions(tokens: VisualTokens, pictures: Sequence[object], sizes: str = "fixed") -> Bool[Tensor, "B N"] | None:

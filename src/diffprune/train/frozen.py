@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from diffprune.backbones.base import Backbone
-from diffprune.backbones.listening import CudnnAttention
 from diffprune.config import BackboneConfig
+from diffprune.fitting import wrap_backbone
+from diffprune.inside.layers import CudnnAttention
 from diffprune.loading import brought_models, load_base, refuse_unknown, unreachable
-from diffprune.model import wrap_backbone
 from diffprune.registry import BACKBONES
 from diffprune.shapes import SHAPES, build, require_gpu
 

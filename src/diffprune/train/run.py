@@ -32,12 +32,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from diffprune.backbones.base import Batch
 from diffprune.checkpoint import CONFIG_FILE
 from diffprune.config import STARTS, RunConfig, differences, load_config, to_yaml
-from diffprune.methods.base import SelfTaughtPruner, build_method
+from diffprune.fitting import wrap_backbone
 from diffprune.methods.diffprune import DiffPrune
+from diffprune.methods.options import build_method
 from diffprune.methods.random import Random
-from diffprune.model import PrunedVLM, wrap_backbone
+from diffprune.model import PrunedVLM
 from diffprune.results import write_text
-from diffprune.schedules import ramp_at, resolve_steps, tau_at
+from diffprune.schedules import resolve_steps, tau_at
 from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.captions import INSTRUCTION, caption_batch, item_regions
 from diffprune.train.checkpointing import (
@@ -113,20 +114,21 @@ class Objective(nn.Module):
         if how == "hard":
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         if how == "random":
-            lm = vlm.splice_kept(batch, tokens, Random().select(tokens, counts))
-            return vlm.answer_loss(lm, num_targets), num_targets * 0
+            lm = vlm.splice(batch, tokens, Random().deploy(tokens, counts))
+            return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
             pictures = [sample.picture for sample in samples]
             tokens = replace(tokens, regions=item_regions(tokens, pictures, config.data.sizes or own_sizes(vlm)))
-        loss, alpha = vlm.learn(
+        loss, alpha = vlm.loss(
             batch,
-            tokens,
+            tokens=tokens,
             tau=tau,
             keep=counts,
             generator=noise,
             num_targets=num_targets,
             remove_below=config.remove_below,
+            return_alpha=True,
         )
         return loss, (alpha.detach() * (1 - alpha.detach())).sum().float()
 
@@ -317,21 +319,14 @@ class Run:
         self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
         if not self.vlm.method.trained:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
-        if isinstance(self.vlm.method, SelfTaughtPruner):
-            self.vlm.method.start_training()
+        self.vlm.method.start_training()
         if config.tau.start == "auto":
             self._check_auto()
-        if config.hardness and not isinstance(self.vlm.method, DiffPrune):
-            raise ValueError(
-                f"hardness={config.hardness} is a term of diffprune's loss, and {config.method.name!r} has its own or "
-                "none; set it to 0"
-            )
         self.feed: Feed = open_feed(config.data, config.seed)
         optim = config.optim
         self.size = optim.batch_size * optim.accumulate * accelerator.num_processes
         self.steps = self._count_steps()
         self.anneal_steps = resolve_steps(config.tau.anneal_steps, self.steps)
-        self.hardness_steps = resolve_steps(config.hardness_ramp, self.steps)
         self.validate_every = max(1, resolve_steps(config.validation.every, self.steps))
         trained = [parameter for parameter in self.vlm.method.parameters() if parameter.requires_grad]
         objective = Objective(self.vlm, config)
@@ -495,7 +490,6 @@ class Run:
         if not targets:
             raise ValueError(f"no row of step {step} can be used; {self._first_broken()}")
         tau = tau_at(step, start=self.tau_start, end=self.tau_end, anneal_steps=self.anneal_steps)
-        self._harden(self.config.hardness * ramp_at(step, ramp_steps=self.hardness_steps))
         divisor = torch.tensor(targets, dtype=torch.float32, device=accelerator.device)
         loss_sum = entropy_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for index, part in enumerate(parts):
@@ -524,11 +518,6 @@ class Run:
         self.standing.step += 1
         record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}
         return record, num_asked > 0
-
-    def _harden(self, weight: float) -> None:
-        method = self.vlm.method
-        if isinstance(method, DiffPrune):
-            method.hardness = weight  # type: ignore[assignment]
 
     def count_targets(self, sample: Sample) -> int:
         """Answer tokens of a sample."""
@@ -575,7 +564,6 @@ class Run:
         mine = self.held_out[accelerator.process_index :: accelerator.num_processes]
         divisor = torch.tensor(sum(map(self.count_targets, self.held_out)), dtype=torch.float32).to(accelerator.device)
         objective = accelerator.unwrap_model(self.objective)
-        self._harden(0.0)  # a loss of captions alone, the same at every step
         ways: tuple[How, ...] = ("throttled", "hard", *(("random",) if self.standing.random is None else ()))
         sums = {how: torch.zeros((), dtype=torch.float64, device=accelerator.device) for how in ways}
         most = -(-len(self.held_out) // accelerator.num_processes)  # as many passes in each process

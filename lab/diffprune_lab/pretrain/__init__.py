@@ -1,0 +1,1 @@
+"""How the reference models are trained: one trainer (`trainer.py`), and what each family adds to it."""

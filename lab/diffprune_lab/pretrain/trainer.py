@@ -1,0 +1,345 @@
+"""One trainer for every reference model: what its stages share, and the command line of a family of models."""
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from diffprune_lab.pretrain import passes, turns
+from diffprune_lab.pretrain.feed import Batch, Feeder, LanguageBatch, Make, SceneStream, parse_weights
+from diffprune_lab.pretrain.package import LOG, load_weights, save_weights
+from diffprune_lab.scenes import reference
+
+STAGES = ("tower", "language")
+ROUND_SCENES = 10_000_000  # training scenes set aside for each round of each stage
+SAVE_SECONDS, LOG_SECONDS, CHECK_SECONDS = 120.0, 20.0, 60.0
+ENDING_SECONDS = 8.0  # set aside for the last check and for saving
+IN_BLOCKS = re.compile(r"\.(layers|blocks)\.")  # in the names of parameters of the blocks of a tower or a decoder
+MUON_RATE = 3.0  # Muon's learning rate in units of AdamW's
+
+Logged = dict[str, Tensor | float | dict[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run; `python -m diffprune_lab.pretrain.llava --help` says what is what."""
+
+    model: str
+    stage: str
+    out: Path
+    init: Path | None = None
+    minutes: float = 5.0
+    steps: int = 0
+    round: int = 0
+    seed: int = 0
+    batch: int = 256
+    turns: int = 12
+    workers: int = 12
+    device: str = "cuda"
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    optimiser: str = "muon"
+    warmup: float = 0.03
+    full: float = 0.3
+    weights: str = ""
+    compile: bool = True
+
+
+# Optimisation --------------------------------------------------------------------------------------------------------
+
+
+def rate(share: float, warmup: float) -> float:
+    """The learning rate's factor after this share of the run: up over `warmup`, level to 0.4, then straight to 0."""
+    return min(1.0, share / warmup if warmup else 1.0, max(0.0, (1 - share) / 0.6))
+
+
+def optimisers(modules: list[nn.Module], settings: Settings) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks and AdamW for the rest, or AdamW for all."""
+    named = [(f".{name}", p) for module in modules for name, p in module.named_parameters() if p.requires_grad]
+    hidden = [p for name, p in named if settings.optimiser == "muon" and p.ndim == 2 and IN_BLOCKS.search(name)]
+    taken = {id(p) for p in hidden}
+    others = [p for _, p in named if id(p) not in taken]
+    groups = [
+        {"params": [p for p in others if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=settings.device.startswith("cuda"))
+    if not hidden:
+        return [adam]
+    rate, decay = settings.lr * MUON_RATE, settings.weight_decay / MUON_RATE
+    # A step then changes each entry by 0.2 of the learning rate (root mean square), which is about what AdamW does.
+    return [torch.optim.Muon(hidden, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"), adam]
+
+
+class Clock:
+    """How far a run is: by steps where their number is given, else by time."""
+
+    def __init__(self, minutes: float, steps: int) -> None:
+        self.deadline = time.monotonic() + 60 * minutes - ENDING_SECONDS
+        self.steps, self.step = steps, 0
+        self._first: float | None = None
+
+    def share(self) -> float:
+        """From 0 at the first step to 1 at the end; compiling, in the first step, is no part of it."""
+        if self.steps:
+            return self.step / self.steps
+        if self._first is None:
+            return 0.0
+        return (time.monotonic() - self._first) / max(1.0, self.deadline - self._first)
+
+    def tick(self) -> None:
+        """Counts a step."""
+        self.step += 1
+        self._first = self._first or time.monotonic()
+
+
+class Log:
+    """JSON lines in a file, and a compact line on the terminal."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+        self._path = path
+
+    def write(self, **entry: object) -> None:
+        """One line."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        print(" ".join(f"{key}={_short(value)}" for key, value in entry.items()), flush=True)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return "{" + " ".join(f"{key}:{_short(part)}" for key, part in value.items()) + "}"
+    return str(value)
+
+
+def _number(value: Tensor | float | dict[str, Tensor]) -> object:
+    if isinstance(value, dict):
+        return {key: round(float(part), 4) for key, part in value.items()}
+    return float(value)
+
+
+# Stages --------------------------------------------------------------------------------------------------------------
+
+
+def first_scene(settings: Settings) -> int:
+    """Number of the first training scene of a stage and round."""
+    return (STAGES.index(settings.stage) + len(STAGES) * settings.round) * ROUND_SCENES
+
+
+class Run:
+    """What both stages share: the model, the feed, the optimisers, the clock and the log."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = Clock(settings.minutes, settings.steps)
+        self.device = torch.device(settings.device)
+        self.spec: Any = self.read_spec()
+        self.log = Log(settings.out / LOG)
+        self.log.write(settings={key: str(value) for key, value in asdict(settings).items()})
+        tokenizer = self.build_tokenizer()
+        encode = turns.PieceEncoder(tokenizer)
+        self.language_batch = LanguageBatch(
+            encode,
+            reference.END,
+            count=settings.turns,
+            weights=parse_weights(settings.weights),
+            seed=settings.seed,
+        )
+        stream = SceneStream(self.make(), first=first_scene(settings), size=settings.batch, seed=settings.seed)
+        self.batches = stream.start(settings.workers)  # before anything is on the device: they are forked
+
+        self.whole = settings.stage == "language"  # there is a trained decoder to save beside the tower
+        self.model: Any = self.build(tokenizer)
+        self.model.to(self.device)
+        self.tower: Any = self.find_tower()
+        self.start_ids = torch.tensor([reference.START, *encode(turns.BEFORE_PICTURE)], device=self.device)
+        # One compiled block serves all blocks, and one compiled layer all layers and prefix lengths.
+        self.plain_block: Any = self.block()
+        self.block_function, self.parts = self.plain_block, turns.PLAIN
+        if settings.compile:
+            self.block_function = self.compiled_block()
+            self.parts = turns.LayerParts(
+                torch.compile(turns.project_heads, dynamic=True), torch.compile(turns.mix_heads, dynamic=True)
+            )
+        self.last_log = self.last_save = self.last_check = time.monotonic()
+        self.logged_step = 0
+
+    def make(self) -> Make:
+        """What makes the batches of this stage."""
+        raise NotImplementedError
+
+    def read_spec(self) -> Any:
+        """The sizes of the model."""
+        return reference.reference_spec(self.settings.model)
+
+    def build_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer of the model."""
+        return reference.build_tokenizer()
+
+    def find_tower(self) -> nn.Module:
+        """The vision tower of the model."""
+        return self.model.model.vision_tower
+
+    def block(self) -> Any:
+        """What runs a block of the tower."""
+        return passes.tower_block
+
+    def compiled_block(self) -> Any:
+        """The same, compiled."""
+        return torch.compile(self.block())
+
+    def build(self, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
+        """The model with the weights it starts from."""
+        model = reference.build_model(self.spec, tokenizer, seed=self.settings.seed)
+        if self.settings.init is not None:
+            self.whole |= load_weights(model, self.settings.init)
+        return model
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Logged]:
+        """The loss of a batch, and what to log of it."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Trains and saves."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Measures on validation scenes, where the stage has such a measure."""
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 on a GPU, float32 elsewhere."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def train(self, modules: list[nn.Module]) -> None:
+        """Steps until time is up."""
+        feeder = Feeder(self.batches, self.device)
+        steppers = optimisers(modules, self.settings)
+        parameters = [p for stepper in steppers for group in stepper.param_groups for p in group["params"]]
+        share = 0.0
+        while share < 1.0:
+            for stepper in steppers:
+                for group in stepper.param_groups:
+                    group["lr"] = stepper.defaults["lr"] * rate(share, self.settings.warmup)
+            batch = feeder.next()
+            with self.autocast():
+                loss, logged = self.loss(batch)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(parameters, 1.0)
+            for stepper in steppers:
+                stepper.step()
+                stepper.zero_grad(set_to_none=True)
+            if self.clock.step == 0 and self.device.type == "cuda":
+                torch.cuda.synchronize()  # the schedule starts when the first step is really done
+            self.clock.tick()
+            share = self.clock.share()
+            self.report({"loss": loss.detach(), "norm": norm, **logged}, feeder, share)
+        feeder.stop()
+        self.check()
+        self.save()
+
+    def report(self, logged: Logged, feeder: Feeder, share: float) -> None:
+        """Logs, checks and saves when it is time to."""
+        now = time.monotonic()
+        if share >= 1 or now - self.last_log >= LOG_SECONDS or self.clock.step == 1:
+            numbers = {key: _number(value) for key, value in logged.items()}  # waits for the device
+            seconds = time.monotonic() - self.last_log
+            self.log.write(
+                step=self.clock.step,
+                pictures=self.clock.step * self.settings.batch,
+                share=round(share, 4),
+                per_second=(self.clock.step - self.logged_step) * self.settings.batch / seconds,
+                waited=feeder.waited / seconds,
+                **numbers,
+            )
+            feeder.waited = 0.0
+            self.last_log, self.logged_step = time.monotonic(), self.clock.step
+        if share < 1 and now - self.last_check >= CHECK_SECONDS:
+            self.check()
+            self.last_check = time.monotonic()
+        if share < 1 and now - self.last_save >= SAVE_SECONDS:
+            self.save()
+            self.last_save = time.monotonic()
+
+    def save(self) -> None:
+        """Writes the weights."""
+        save_weights(self.model, self.settings.out, tower_only=not self.whole)
+
+
+def set_up_device() -> None:
+    """Chooses fast kernels for the whole process."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every prefix length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models that are trained alike.
+
+    Args:
+        names: Of the models.
+        stages: What runs a stage, by its name in STAGES.
+        package: Writes trained weights in the hub's layout; called as `package.package`.
+        description: Of the command line.
+    """
+
+    names: Collection[str]
+    stages: Mapping[str, Callable[[Settings], Run]]
+    package: Callable[[str, Path, list[Path], Path], None]
+    description: str
+
+
+def run(settings: Settings, family: Family) -> None:
+    """One stage of training."""
+    set_up_device()
+    family.stages[settings.stage](settings).run()
+
+
+def main(family: Family, arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=family.description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", choices=list(family.names), required=True)
+    add("--stage", choices=(*STAGES, "package"), required=True)
+    add("--out", type=Path, required=True, help="where weights and log go")
+    add("--init", type=Path, help="folder of an earlier stage")
+    add("--logs", type=Path, nargs="*", default=[], help="folders of the runs before --init, for the model card")
+    add("--minutes", type=float, default=5.0, help="time for all, start-up and compiling included")
+    add("--steps", type=int, default=0, help="number of steps; takes the place of --minutes")
+    add("--round", type=int, default=0, help="which range of training scenes: one more for each continuation")
+    add("--seed", type=int, default=0)
+    add("--batch", type=int, default=256, help="pictures in a step")
+    add("--turns", type=int, default=12, help="turns told of each picture, as far as they fit")
+    add("--workers", type=int, default=12, help="processes that make scenes and text")
+    add("--device", default="cuda")
+    add("--lr", type=float, default=1e-3, help="peak learning rate of AdamW; Muon's is a multiple of it")
+    add("--weight-decay", type=float, default=0.05)
+    add("--optimiser", choices=("muon", "adamw"), default="muon")
+    add("--warmup", type=float, default=0.03, help="share of the run")
+    add("--full", type=float, default=0.3, help="share of steps with the whole prefix")
+    add("--weights", default="", help="weights of turns that differ from the default, as gqa=20,mme=4")
+    add("--no-compile", dest="compile", action="store_false")
+    given = vars(parser.parse_args(arguments))
+    logs, init = given.pop("logs"), given["init"]
+    if init is None and given["stage"] != "tower":
+        parser.error(
+            f"--stage {given['stage']} starts from trained weights: give --init the folder of an earlier stage"
+        )
+    if given["stage"] == "package":
+        assert init is not None  # the parser has ended the program
+        family.package(given["model"], init, logs, given["out"])
+    else:
+        run(Settings(**given), family)

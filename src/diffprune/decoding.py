@@ -1,0 +1,119 @@
+"""What runs the language model: as it is, or with tokens dropped between its layers. Chosen once, for one method."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diffprune.backbones.base import Backbone, real_columns_first
+from diffprune.inside.generate import generate
+from diffprune.inside.loop import dropped_states, masked_states
+from diffprune.losses import AnswerStates, add, cross_entropy, distance_from_full
+from diffprune.methods.base import Kept, LayerPruner, Pruner, Restricted, TrainableLayerPruner
+from diffprune.ops.noise import Generators
+from diffprune.types import LMInputs
+
+
+class Decoder(ABC):
+    """A language model over the sequence that `PrunedVLM.splice` made."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+
+    @abstractmethod
+    def generate(self, lm: LMInputs, k: Int[Tensor, " B"] | None, **kwargs: Any) -> Int[Tensor, "R T"]:
+        """New tokens, as many rows as there are answers.
+
+        Args:
+            k: Visual tokens each prompt is to keep; None where there is no picture.
+            kwargs: As the model's own `generate` takes them.
+        """
+
+    @abstractmethod
+    def states(
+        self, lm: LMInputs, k: Int[Tensor, " B"] | None, *, tau: float | Tensor | None, generator: Generators
+    ) -> AnswerStates:
+        """Hidden states before each answer word; `tau` is None on the deployed path."""
+
+    def loss(
+        self,
+        lm: LMInputs,
+        k: Int[Tensor, " B"] | None,
+        kept: Kept | Restricted | None,
+        *,
+        tau: float | Tensor | None = None,
+        generator: Generators = None,
+        num_targets: int | Tensor | None = None,
+    ) -> tuple[Float[Tensor, ""], Tensor | None]:
+        """The loss of the answers, and the weights the visual tokens had in it (None on the deployed path).
+
+        Args:
+            kept: What `lm` was made of; None where there is no picture.
+            num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
+        """
+        if lm.labels is None:
+            raise ValueError("the batch has no answers to learn from; make it with prepare(images, text, answers)")
+        head = self.backbone.model.lm_head
+        states = self.states(lm, k, tau=tau, generator=generator)
+        penalty, alpha = states.penalty, states.alpha
+        if kept is not None:
+            penalty, alpha = add(kept.penalty, penalty), kept.alpha if alpha is None else alpha
+            if kept.distillation is not None:
+                with torch.no_grad():
+                    full = masked_states(self.backbone, replace(lm, soft_mask=None))
+                penalty = add(penalty, distance_from_full(head, states, full, kept.distillation))
+        return cross_entropy(head, states, num_targets=num_targets, penalty=penalty), alpha
+
+
+class StockDecoder(Decoder):
+    """The model's own forward and `generate`; with soft masks in training, its layers one by one."""
+
+    def generate(self, lm: LMInputs, k: Int[Tensor, " B"] | None, **kwargs: Any) -> Int[Tensor, "R T"]:
+        return self.backbone.generate(lm, **kwargs)
+
+    def states(
+        self,
+        lm: LMInputs,
+        k: Int[Tensor, " B"] | None = None,
+        *,
+        tau: float | Tensor | None = None,
+        generator: Generators = None,
+    ) -> AnswerStates:
+        if lm.soft_mask is not None:
+            return masked_states(self.backbone, lm)._replace(alpha=None)  # the method's own weights are the mask
+        if self.backbone.two_way(lm) is None:
+            lm = real_columns_first(lm)
+        assert lm.labels is not None
+        return AnswerStates(self.backbone.hidden(lm)[:, :-1], lm.labels[:, 1:])
+
+
+class LayerDecoder(Decoder):
+    """Layers one by one, with a method between them; prompts without a picture go through the model's own forward."""
+
+    def __init__(self, backbone: Backbone, method: LayerPruner) -> None:
+        super().__init__(backbone)
+        self.method = method
+        self.stock = StockDecoder(backbone)
+
+    def generate(self, lm: LMInputs, k: Int[Tensor, " B"] | None, **kwargs: Any) -> Int[Tensor, "R T"]:
+        if k is None:
+            return self.stock.generate(lm, k, **kwargs)
+        return generate(self.backbone, lm, self.method, k, **kwargs)
+
+    def states(
+        self, lm: LMInputs, k: Int[Tensor, " B"] | None, *, tau: float | Tensor | None, generator: Generators
+    ) -> AnswerStates:
+        if k is None:
+            return self.stock.states(lm)
+        if tau is None:
+            return dropped_states(self.backbone, lm, self.method, k)
+        assert isinstance(self.method, TrainableLayerPruner)
+        return masked_states(self.backbone, lm, self.method, k, tau=tau, generator=generator)
+
+
+def make_decoder(backbone: Backbone, method: Pruner) -> Decoder:
+    """The decoder that goes with a method."""
+    return LayerDecoder(backbone, method) if isinstance(method, LayerPruner) else StockDecoder(backbone)

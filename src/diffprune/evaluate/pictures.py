@@ -1,0 +1,139 @@
+"""Pictures encoded apart from any prompt, and prompts put together with them afterwards as the processor would."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from diffprune.backbones.base import Batch, pad_rows
+from diffprune.model import PrunedVLM
+from diffprune.types import VisualTokens
+
+Ids = tuple[int, ...]
+
+MADE_LATER = frozenset({"text", "projected"})  # what is made where it is used, not held for each picture
+ANY_QUESTION = "What is it?"
+PADDING = {"slots": -2, "segment": -1}  # what stands behind a row's last value, where it is not 0
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPictures:
+    """Pictures encoded apart from any prompt, and what a prompt about one of them must know of it.
+
+    Attributes:
+        placeholders: The ids that stand for each picture in a prompt.
+        features: What the numbering of a prompt reads of each picture (`Backbone.picture_features`), one row each.
+    """
+
+    tokens: VisualTokens
+    placeholders: tuple[Ids, ...]
+    features: dict[str, Tensor]
+
+    @classmethod
+    def join(cls, parts: Sequence["EncodedPictures"]) -> "EncodedPictures":
+        """Several batches as one, all padded to the most tokens a picture has."""
+        return cls(
+            join_tokens([part.tokens for part in parts]),
+            tuple(ids for part in parts for ids in part.placeholders),
+            {key: torch.cat([part.features[key] for part in parts]) for key in parts[0].features},
+        )
+
+
+def encode_images(vlm: PrunedVLM, images: Sequence[Any], needs: frozenset[str] = frozenset()) -> EncodedPictures:
+    """Pictures encoded through the model's own processor.
+
+    Args:
+        images: Paths, pictures of PIL or arrays of bytes.
+        needs: Of the methods to come, without `MADE_LATER`.
+    """
+    backbone = vlm.backbone
+    batch = vlm.prepare(list(images), [ANY_QUESTION] * len(images))
+    features = {key: batch.features[key] for key in backbone.picture_features}
+    return EncodedPictures(backbone.encode(batch, needs), placeholder_ids(vlm, batch), features)
+
+
+def placeholder_ids(vlm: PrunedVLM, batch: Batch) -> tuple[Ids, ...]:
+    """The ids that stand for each picture of a batch that asks `ANY_QUESTION` of all: what is more than the text."""
+    backbone = vlm.backbone
+    (bare,) = prompt_ids(vlm, [ANY_QUESTION], [[(backbone.image_token_id,)]])
+    place = bare.index(backbone.image_token_id)
+    before, after = bare[:place], bare[place + 1 :]
+    known: dict[Ids, Ids] = {}  # many are alike: each is held once
+    found = []
+    for ids, mask in zip(*(batch.features[key].tolist() for key in ("input_ids", "attention_mask")), strict=True):
+        row = tuple(ids[len(mask) - sum(mask) :])
+        end = len(row) - len(after)
+        if row[:place] != before or row[end:] != after:
+            raise ValueError(
+                f"the {backbone.family} family writes more than a picture's placeholders into a prompt, so questions "
+                "cannot be asked of pictures encoded before; choose a model of another family"
+            )
+        found.append(known.setdefault(row[place:end], row[place:end]))
+    return tuple(found)
+
+
+def num_placeholders(tokens: VisualTokens) -> list[int]:
+    """Placeholders of each picture, where each is one token or a newline."""
+    if tokens.slots is not None:
+        return (tokens.slots != -2).sum(-1).tolist()
+    return [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
+
+
+def prompt_ids(vlm: PrunedVLM, prompts: Sequence[str], placeholders: Sequence[Sequence[Ids]]) -> tuple[Ids, ...]:
+    """Prompts as the model reads them.
+
+    Args:
+        placeholders: For each prompt the ids that stand for each of its pictures.
+    """
+    backbone = vlm.backbone
+    texts = [
+        backbone._prompt(prompt, len(pictures), chat=True)
+        for prompt, pictures in zip(prompts, placeholders, strict=True)
+    ]
+    found = []
+    for ids, pictures in zip(backbone.tokenizer(texts)["input_ids"], placeholders, strict=True):
+        remaining = iter(pictures)
+        filled: list[int] = []
+        for token in ids:
+            filled += next(remaining) if token == backbone.image_token_id else (token,)
+        found.append(tuple(filled))
+    return tuple(found)
+
+
+def pad_left(ids: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, "B T"]]:
+    """Ids and mask of a batch as a processor gives them."""
+    width = max(map(len, ids))
+    padded = np.full((len(ids), width), pad_id, dtype=np.int64)
+    mask = np.zeros_like(padded)
+    for row, prompt in enumerate(ids):
+        padded[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = 1
+    return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask)}
+
+
+def join_tokens(parts: Sequence[VisualTokens]) -> VisualTokens:
+    """Several batches as one, all padded to the most tokens a picture has."""
+    first = parts[0]
+    changes: dict[str, Any] = {
+        item.name: join_rows([getattr(part, item.name) for part in parts], PADDING.get(item.name, 0))
+        for item in fields(VisualTokens)
+        if isinstance(getattr(first, item.name), Tensor) and item.name != "made_mask"
+    }
+    full = all(part.is_full for part in parts) and len({part.x.shape[1] for part in parts}) == 1
+    return replace(
+        first,
+        grid=tuple(pair for part in parts for pair in part.grid),
+        seeds=tuple(seed for part in parts for seed in part.seeds or ()),
+        planes=tuple(join_rows(planes, 0) for planes in zip(*(part.planes for part in parts), strict=True)),
+        made_mask=changes["mask"] if full else None,
+        **changes,
+    )
+
+
+def join_rows(parts: Sequence[Shaped[Tensor, "_ _ ..."]], value: int) -> Shaped[Tensor, "_ _ ..."]:
+    """Rows of several tensors below each other, padded at the end to the longest."""
+    return pad_rows([row for part in parts for row in part], value)

@@ -1,0 +1,91 @@
+"""Which model, method and rules go together: each that does not is refused in one sentence before anything runs."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from diffprune.backbones.base import NEWLINE_RULES, Backbone
+from diffprune.checkpoint import vision_state
+from diffprune.methods.base import Pruner
+from diffprune.methods.options import parse_method
+from diffprune.registry import BACKBONES
+from diffprune.tiles import BUDGETS
+
+POSITIONS = ("original", "packed")
+MADE_HERE = ("input_ids", "inputs_embeds", "pixel_values", "position_ids", "attention_mask")
+
+
+def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
+    """The backbone for a loaded model, by its `model_type`."""
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    if model_type not in BACKBONES:
+        raise ValueError(
+            f"model type {model_type!r} is not supported; there are {', '.join(BACKBONES.names())}. "
+            "docs/add_a_backbone.md shows how to add one in one file"
+        )
+    family = BACKBONES.get(cast(str, model_type))
+    if not issubclass(family, Backbone):
+        raise ValueError(f"model type {model_type!r} is an image classifier, not a vision-language model")
+    return family(model, processor)
+
+
+def build_for(backbone: Backbone, method: str | Pruner, options: Mapping[str, Any]) -> Pruner:
+    """The method, built of the backbone's own kind of block where it is given by name."""
+    if not isinstance(method, str):
+        if options:
+            raise ValueError(f"options {', '.join(options)} given beside a built method; give them to the method")
+        return method
+    named = parse_method(method)
+    if twice := sorted(named.options.keys() & options.keys()):
+        raise ValueError(f"option {twice[0]!r} of method {method!r} is given beside it too; give it once")
+    return named.build(block=backbone.block, language=backbone.language, **options)
+
+
+def check_rules(positions: str | None, newline: str, budget: str) -> None:
+    """An error where one of a model's rules is none."""
+    if positions not in (None, *POSITIONS):
+        raise ValueError(f'positions={positions!r} is unknown; choose "original" or "packed"')
+    if newline not in NEWLINE_RULES:
+        raise ValueError(f"newline={newline!r} is unknown; choose {', '.join(NEWLINE_RULES)}")
+    if budget not in BUDGETS:
+        raise ValueError(f"budget={budget!r} is unknown; choose {' or '.join(BUDGETS)}")
+
+
+def check_fit(method: Pruner, backbone: Backbone, positions: str | None, budget: str) -> None:
+    """An error where the method asks for what the backbone cannot give, or a rule has no meaning for it."""
+    if method.is_inside and positions == "packed":
+        raise ValueError(
+            f'method {method.name!r} drops inside the language model, where positions="packed" has no meaning; '
+            "leave it out, or see the method's own options"
+        )
+    if method.is_inside and budget == "per_tile":
+        raise ValueError(
+            f"budget='per_tile' is for choices before the language model; {method.name!r} makes its own inside"
+        )
+    if missing := method.needs - backbone.provides - {"llm_attention"}:
+        raise ValueError(
+            f"method {method.name!r} needs {', '.join(sorted(missing))}, which the {backbone.family} family "
+            f"cannot give; it gives {', '.join(sorted(backbone.provides))}"
+        )
+
+
+def refuse_offloaded(backbone: Backbone, device: torch.device) -> None:
+    """An error where weights that are read here, of embeddings, tower or projector, lie on a disk or another device."""
+    elsewhere = {str(value.device) for value in vision_state(backbone).values() if value.device.type == "meta"}
+    if device.type == "meta" or elsewhere:
+        raise ValueError(
+            "device_map has offloaded the model's embeddings, vision tower or projector, and tokens are scored beside "
+            "them; give these a device (or load a smaller dtype): only decoder layers may be offloaded"
+        )
+
+
+def check_arguments(model: Any, kwargs: Mapping[str, Any]) -> None:
+    """An error where an argument of `generate` would silently change answers, or is made by the pruned path."""
+    chunk = kwargs.get("prefill_chunk_size", getattr(model.generation_config, "prefill_chunk_size", None))
+    if chunk:
+        raise ValueError(f"prefill_chunk_size={chunk} gives other tokens with embeddings as input; leave it out")
+    for key in MADE_HERE:
+        if key in kwargs:
+            raise ValueError(f"{key} is made by the pruned path; give images and text instead")

@@ -1,0 +1,1 @@
+"""Dropping tokens between the decoder layers of a language model: state, reader, budgets, the loop and generation."""

@@ -1,0 +1,81 @@
+"""Answers of a language model that drops tokens between its layers: greedy or sampled, over caches of its own."""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from diffprune.backbones.base import Backbone
+from diffprune.inside.loop import prefill, step
+from diffprune.methods.base import LayerPruner
+from diffprune.types import LMInputs
+
+
+def generate(
+    backbone: Backbone,
+    lm: LMInputs,
+    method: LayerPruner,
+    k: Int[Tensor, " B"],
+    *,
+    max_new_tokens: int = 32,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    eos_token_id: int | list[int] | None = None,
+    generator: torch.Generator | None = None,
+    **unknown: Any,
+) -> Int[Tensor, "B T"]:
+    """New tokens, greedy or sampled, with per-layer caches; the model's own generation settings play no part here."""
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} asks for no answer; give at least 1")
+    penalty = getattr(backbone.model.generation_config, "repetition_penalty", None)
+    if penalty not in (None, 1.0):
+        raise ValueError(
+            f"the model's generation_config asks for repetition_penalty={penalty}, which {method.name!r} cannot apply; "
+            "set it to 1.0 to compare methods fairly"
+        )
+    harmless = {"num_beams": 1, "use_cache": True, "pad_token_id": unknown.get("pad_token_id")}
+    unknown = {key: value for key, value in unknown.items() if key not in harmless or harmless[key] != value}
+    if unknown:
+        raise ValueError(
+            f"{', '.join(unknown)} cannot be given to {method.name!r}: what drops tokens inside the language model "
+            "decodes greedily or by sampling; leave it out"
+        )
+    warpers = LogitsProcessorList()
+    if do_sample:
+        if temperature != 1.0:
+            warpers.append(TemperatureLogitsWarper(temperature))
+        if top_k:
+            warpers.append(TopKLogitsWarper(top_k))
+        if top_p is not None and top_p < 1.0:
+            warpers.append(TopPLogitsWarper(top_p))
+    if eos_token_id is None:
+        eos_token_id = backbone.model.generation_config.eos_token_id
+    ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    end_ids = torch.tensor(ends, dtype=torch.long, device=lm.input_ids.device)
+
+    hidden, cache = prefill(backbone, lm, method, k)
+    done = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
+    new: list[Tensor] = []
+    embed = backbone.model.get_input_embeddings()
+    while True:
+        logits = backbone.model.lm_head(hidden).float()
+        if do_sample:
+            logits = warpers(cast(torch.LongTensor, lm.input_ids), logits)
+            token = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+        else:
+            token = logits.argmax(-1)
+        token = torch.where(done, backbone.pad_id, token)
+        new.append(token)
+        done = done | torch.isin(token, end_ids)
+        if len(new) == max_new_tokens or bool(done.all()):
+            return torch.stack(new, dim=1)
+        hidden = step(backbone, embed(token[:, None]), cache)

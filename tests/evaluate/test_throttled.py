@@ -1,0 +1,61 @@
+"""A trained pruner as training ran it: its throttler comes from the run's last checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from diffprune.checkpoint import WEIGHTS_FILE
+from diffprune.config import make_config
+from diffprune.evaluate.throttled import load_throttled, run_config
+from diffprune.model import PrunedVLM
+from diffprune.train.checkpointing import list_checkpoints
+from diffprune.train.run import train_pruner
+from tests.train import runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    disk = tmp_path_factory.mktemp("throttled")
+    model, data = runs.save_model(disk / "model"), runs.save_pictures(disk / "data", 12)
+    changes = {"optim": {"steps": 2}, "tau": {"end": 0.3, "anneal_steps": 1}, "remove_below": 0.01, "seed": 9}
+    train_pruner(make_config(runs.values(model, data, **changes)), disk / "run", quiet=True)
+    return disk / "run"
+
+
+def test_the_throttler_comes_back_with_the_run_s_last_temperature(trained: Path) -> None:
+    deployed = PrunedVLM.from_pretrained(trained).method
+    pruner, throttle = load_throttled(trained, deployed)
+    assert (throttle.tau, throttle.remove_below) == (0.3, 0.01)
+    best = safetensors.torch.load_file(list_checkpoints(trained)[0] / "best.safetensors")
+    state = pruner.state_dict()
+    assert set(state) == set(best) and all(torch.equal(state[name], best[name]) for name in best)
+    moved = [name for name in best if not torch.equal(state[name], deployed.state_dict()[name])]
+    assert moved and all(name.startswith("throttle_") for name in moved)  # the saved pruner has a block at its start
+    config = run_config(trained)
+    assert config is not None and config.seed == 9
+
+
+def test_a_pruner_without_its_run_has_no_throttler(trained: Path, tmp_path: Path) -> None:
+    vlm = PrunedVLM.from_pretrained(trained)
+    vlm.save_pretrained(tmp_path)
+    assert run_config(tmp_path) is None
+    with pytest.raises(ValueError, match="holds no training checkpoint, so there is no throttler"):
+        load_throttled(tmp_path, vlm.method)
+
+
+def test_a_method_that_hides_tokens_from_attention_is_refused(trained: Path) -> None:
+    vlm = PrunedVLM.from_pretrained(trained)
+    hidden = vlm.with_method("dynamicvit").method
+    with pytest.raises(ValueError, match="'dynamicvit' hides tokens from attention in training"):
+        load_throttled(trained, hidden)
+
+
+def test_a_pruner_of_other_weights_is_not_taken_for_the_run_s(trained: Path) -> None:
+    assert (trained / WEIGHTS_FILE).is_file()
+    vlm = PrunedVLM.from_pretrained(trained)
+    with torch.no_grad():
+        next(vlm.method.parameters()).add_(1.0)
+    with pytest.raises(ValueError, match=r"the saved pruner and the last checkpoint of .* differ"):
+        load_throttled(trained, vlm.method)
