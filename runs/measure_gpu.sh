@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is measured on one quiet GPU at real size, random weights: speed, memory, selection, drawing.
+# Everything that is measured on one quiet GPU at real size, random weights: speed, memory, selection.
 #
 #   runs/measure_gpu.sh OUT COMMIT [part ...]
 #
@@ -7,7 +7,7 @@
 #   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
-# Parts: ttft batch kernels qwen next throughput same selection training backbones render tests. Each has its own time and writes as it
+# Parts: ttft batch qwen next throughput same selection training backbones tests. Each has its own time and writes as it
 # goes; what fails does not stop the rest. OUT gets the files for results/, and tests_*.txt.
 set -uo pipefail
 
@@ -16,14 +16,14 @@ shift 2
 python=${PYTHON:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
-export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=Agg TRANSFORMERS_VERBOSITY=error
+export PYTHONPATH=$here/src:$here/lab PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=Agg TRANSFORMERS_VERBOSITY=error
 mkdir -p "$out"
 
 profile() { # seconds, options
     local seconds=$1
     shift
     # shellcheck disable=SC2086  # options are words
-    timeout $((seconds + 30)) "$python" -m diffprune profile --random-weights --commit "$commit" --text-buckets 40,100 \
+    timeout $((seconds + 30)) "$python" -m diffprune_lab profile --random-weights --commit "$commit" --text-buckets 40,100 \
         --seconds "$seconds" ${SIZE:---dtype float16} "$@" 2>&1 | grep -aE "ms |rror|not run" | cut -c1-160
 }
 
@@ -45,8 +45,6 @@ run_part() {
         ;;
     # shellcheck disable=SC2086
     batch) profile 85 $llava --methods full,diffprune --text 40,100 --batch 32 --paths fast --no-decode --append --out "$out/ttft.json" ;;
-    # shellcheck disable=SC2086
-    kernels) profile 45 $llava --methods diffprune --text 40 --batch 1 --paths fast --no-decode --kernels 14 --out "$out/ttft_kernels.json" ;;
     qwen)
         profile 135 --backbone qwen2.5-vl-7b --methods full,diffprune,holov,divprune,random,feature_norm --keep 0.1111 \
             --eager-methods full,diffprune --decode-methods full,diffprune --image 1008x1008 --text 40,100 --batch 1 \
@@ -74,7 +72,6 @@ run_part() {
             --commit "$commit" --out "$out/train_7b.json" | cut -c1-120
         ;;
     backbones) timeout 200 "$python" -m diffprune_lab.studies.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
-    render) timeout 40 "$python" -m diffprune_lab.studies.render --device cuda --commit "$commit" --out "$out/render_cuda.json" | tail -n 3 ;;
     # Side by side: most of their time goes into compiling on the CPU.
     tests)
         run_tests rest --ignore tests/fast/test_graphs_gpu.py --ignore tests/train/test_data.py tests & # which needs datasets
@@ -89,7 +86,7 @@ run_part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- render ttft batch kernels training selection qwen next throughput same tests backbones
+[ $# -gt 0 ] || set -- ttft batch training selection qwen next throughput same tests backbones
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"

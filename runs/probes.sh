@@ -3,18 +3,18 @@
 #
 #   runs/probes.sh BACKBONES MINUTES DATA OUT [further options of diffprune probe]
 #
-#   runs/probes.sh "deit-tiny deit-small deit-base" 9.1 tiny-imagenet-40 out/probes --train-share 0.36
+#   runs/probes.sh "deit-tiny deit-small deit-base" 9.1 tiny-imagenet-40 out/probes
 #   runs/probes.sh "deit-tiny deit-small deit-base" 3   tiny-imagenet-40 out/probes      # what the first had no time for
 #   runs/probes.sh deit-tiny 8 holdout out/holdout --train-data tiny-imagenet-40         # measure on other pictures
 #
-#   SEEDS="42 123 456 789 1000" runs/probes.sh deit-tiny 8 tiny-imagenet-40 out/probes --train-share 0.25   # side by side
+#   SEEDS="42 123 456 789 1000" runs/probes.sh deit-tiny 8 tiny-imagenet-40 out/probes   # side by side
 #
 # With SEEDS each seed is a process of its own as soon as the classifier is there: a GPU that small models leave idle is
 # done sooner.
 #
 # OUT holds the results files, figures and logs. What it holds already is not measured again, so a run that was cut short
 # goes on where it stopped; with RESUME=1 that is also true of results/, which must then have been made with the same
-# settings. Trained classifiers and scorers are kept in WEIGHTS (out/probe_weights where it is not set) and used again while
+# settings. Trained classifiers and scorers are kept in WEIGHTS (out/probe_weights by default) and used again while
 # they are there; they are not committed. COMMIT names the commit where there is no git checkout. MPS=0 keeps the processes
 # from sharing the GPU at the same time. The exit code is 0 only if every backbone is complete.
 set -euo pipefail
@@ -25,7 +25,7 @@ shift 4
 here=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 weights=${WEIGHTS:-$here/out/probe_weights}
-export PYTHONPATH="$here/src" PYTHONUNBUFFERED=1 MPLBACKEND=Agg OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+export PYTHONPATH="$here/src:$here/lab" PYTHONUNBUFFERED=1 MPLBACKEND=Agg OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 export TORCHDYNAMO_SUPPRESS_ERRORS=1 # what cannot be compiled runs as it is
 
 mkdir -p "$out"
@@ -50,7 +50,7 @@ trap finish EXIT
 probe() { # backbone, log's name, minutes, further options
     local backbone=$1 log=$2 time=$3
     shift 3
-    "$python" -m diffprune probe all --backbone "$backbone" --data "$data" --minutes "$time" --out "$out" \
+    "$python" -m diffprune_lab probe all --backbone "$backbone" --data "$data" --minutes "$time" --out "$out" \
         ${COMMIT:+--commit "$COMMIT"} "$@" >>"$out/$log.log" 2>&1 &
     running+=($!)
 }

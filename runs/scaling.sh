@@ -16,7 +16,7 @@
 # What is under way lies in WORK (out/scaling). A process that fails does not stop the others, and a training that fails
 # goes on without torch.compile.
 # Settings: SIZES ("s m l"), TOWER_SHARE of MINUTES, OPTIONS of every training, TOWER_OPTIONS and LANGUAGE_OPTIONS; of
-# `probe` SEEDS, STEPS, QUESTIONS, JOBS at a time, SECONDS_LEFT for all, LEARNED (scorers to train), GROUPS_ASKED
+# `probe` SEEDS, JOBS at a time, SECONDS_LEFT for all, LEARNED (scorers to train), GROUPS_ASKED
 # (methods without training, a group to a process). MPS=1 lets processes share the GPU at the same time, where it has a
 # daemon for that.
 set -uo pipefail
@@ -26,7 +26,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
 python=${PYTHON:-python3}
 work=${WORK:-out/scaling}
-export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
+export PYTHONPATH=$here/src:$here/lab PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 export HF_HUB_DISABLE_PROGRESS_BARS=1
 # Answers without TF32: those of the full model, which every process gives, must be the same in all of them.
@@ -37,9 +37,9 @@ export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-0}
 tiny=()
 if [ "${SIZE:-full}" = tiny ]; then
     tiny=(--steps 2 --batch 2 --workers 0 --device cpu --no-compile)
-    : "${SEEDS:=42}" "${STEPS:=2}" "${QUESTIONS:=2}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}" "${LEAST_SECONDS:=1}"
+    : "${SEEDS:=42}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}" "${LEAST_SECONDS:=1}"
 fi
-: "${SEEDS:=42 123 456}" "${STEPS:=300}" "${QUESTIONS:=300}" "${JOBS:=16}" "${SECONDS_LEFT:=530}" "${LEAST_SECONDS:=40}"
+: "${SEEDS:=42 123 456}" "${JOBS:=16}" "${SECONDS_LEFT:=530}" "${LEAST_SECONDS:=40}"
 : "${LEARNED=diffprune diffprune[tau.start=0.25] diffprune[tau.start=0.5] diffprune[noise=matched]}"
 : "${GROUPS_ASKED=random fastv gots mmtok holov,divprune visionzip,hidden_norm,oracle}"
 
@@ -151,8 +151,8 @@ pack_size() { # size: the weights as a model that can be loaded
 part() { # size, methods, seed
     local name=$1-${2//,/-}-$3 start=$SECONDS
     # shellcheck disable=SC2086  # options are words
-    "$python" -m diffprune probe scaling --backbone "scenes-qwen-$1" --methods "$2" --seeds "$3" --steps "$STEPS" \
-        --questions "$QUESTIONS" --weights "$work/packages" --work "$work/parts" --out "$out" --commit "$commit" \
+    "$python" -m diffprune_lab probe scaling --backbone "scenes-qwen-$1" --methods "$2" --seeds "$3" \
+        --weights "$work/packages" --work "$work/parts" --out "$out" --commit "$commit" \
         --minutes "$(awk "BEGIN { print ($ends - $(date +%s)) / 60 }")" $TINY_OPTIONS \
         >"$work/logs/$name.log" 2>&1 || echo "$name failed: $(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
     echo "$name $((SECONDS - start)) s" >>"$work/times.txt"
@@ -186,7 +186,7 @@ probe() {
     set +f
     export -f part
     ends=$(($(date +%s) + $(left) - 20)) # what would end later is not begun
-    export python work out commit STEPS QUESTIONS TINY_OPTIONS ends
+    export python work out commit TINY_OPTIONS ends
     timeout -k 10 $((SECONDS_LEFT - SECONDS)) xargs -a "$work/parts.txt" -P "$JOBS" -L 1 bash -c 'part "$@"' _ &
     running=($!)
     wait "${running[0]}"

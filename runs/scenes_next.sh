@@ -27,7 +27,7 @@ what=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
 python=${PYTHON:-python3}
-export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
+export PYTHONPATH=$here/src:$here/lab PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
 export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1} PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1
 
@@ -68,7 +68,7 @@ trap 'stop_pool; stop_filling; exit 143' TERM INT
 train() { # method, seed
     [ ! -f "$work/train/$1-$2/model.safetensors" ] || return 0 # is there
     # shellcheck disable=SC2086  # overrides are words
-    echo "train-$1-$2" "$TRAIN_LIMIT" "$python" -m diffprune train --json --resume \
+    echo "train-$1-$2" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --resume \
         --config lab/configs/scenes_llava_next/diffprune_any.yaml --out "$work/train/$1-$2" "method.name=$1" \
         "backbone.weights=$work/model" "seed=$2" \
         "budget.range=$RANGE" "optim.steps=$STEPS" "optim.batch_size=$BATCH" "data.validation=$HELD_OUT" \
@@ -81,7 +81,7 @@ evaluate() { # name, further options of `diffprune eval`
     [ ! -f "$work/eval/$name.json" ] || return 0 # is there
     # Without TF32: the full model's answers, which every process gives, must be the same in all of them.
     echo "eval-$name" "$EVAL_LIMIT" env TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-0} \
-        "$python" -m diffprune eval --questions "$QUESTIONS" --keep "$KEEP" \
+        "$python" -m diffprune_lab eval --questions "$QUESTIONS" --keep "$KEEP" \
         --seeds 0,1 --batch-size "$EVAL_BATCH" "${device[@]}" --commit "$commit" --out "$work/eval/$name.json" "$@"
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The study on the reference model: trains every scorer of the tables, answers the ten tasks with every method, and
-# writes scenes_main, scenes_methods, scenes_random, scenes_ablation, scenes_any_budget and scenes_knobs.
+# writes scenes_main, scenes_methods, scenes_random, scenes_ablation and scenes_any_budget.
 #
-#   runs/scenes_study.sh STAGE OUT COMMIT          STAGE: train | knobs | eval | join | pack | all
+#   runs/scenes_study.sh STAGE OUT COMMIT          STAGE: train | eval | join | pack | all
 #
 #   runs/scenes_study.sh all out/results abc1234               one GPU, 16 cores, about twenty minutes
 #   SIZE=tiny runs/scenes_study.sh all out/tiny abc1234        the same way with scenes-nano on a CPU, in minutes
@@ -13,8 +13,8 @@
 # OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
 # Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
 # SCORERS (of our own, and Gumbel-STE; diffprune-scale-paper and -global-paper are the ablations by the paper's recipe),
-# THROTTLED (empty: no throttled answers), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), KNOBS
-# (with KNOB_SEEDS and KNOB_KEEP), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same
+# THROTTLED (empty: no throttled answers), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), EXTRA
+# (overrides of every training); MPS=1 lets processes share the GPU at the same
 # time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
@@ -24,45 +24,30 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
 python=${PYTHON:-python3}
 work=${WORK:-out/study}
-export PYTHONPATH=$here/src PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
+export PYTHONPATH=$here/src:$here/lab PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
 export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1} PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 
 if [ "${SIZE:-full}" = tiny ]; then
     config=lab/configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
-    : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${QUESTIONS:=4}" "${KNOB_QUESTIONS:=2}"
-    : "${LEARNED:=visionselector oc_vtp}" "${KNOBS:=first
-matched method.noise=matched}"
+    : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${QUESTIONS:=4}"
+    : "${LEARNED:=visionselector oc_vtp}"
     : "${KEEP:=32,16,8}" "${RANGE:=[4,40]}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
     config=lab/configs/scenes_llava/diffprune_any.yaml model=scenes-llava device=${DEVICE:-}
     : "${STEPS:=400}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456}" "${QUESTIONS:=500}"
-    : "${KNOB_QUESTIONS:=100}" "${KEEP:=128,64,32}" "${RANGE:=[8,160]}" "${OTHER_KEEP:=256,192,96,48,24,16,8}"
+    : "${KEEP:=128,64,32}" "${RANGE:=[8,160]}" "${OTHER_KEEP:=256,192,96,48,24,16,8}"
     : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
 : "${LEARNED:=visionselector dynamic_llava oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked glimpse_prune}" "${PRECISION:=float32}"
 : "${SCORERS:=diffprune dedicated gumbel_ste diffprune-paper diffprune-scale diffprune-global}"
-: "${DEDICATED_KEEP:=$KEEP}" "${KNOB_KEEP:=$KEEP}" "${THROTTLED=1}"
+: "${DEDICATED_KEEP:=$KEEP}" "${THROTTLED=1}"
 # Overrides of our own scorers: what the validation split chose (docs/log.md).
 : "${OURS:=recipe=bridge method.standardise=true}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
 [ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
-# Knobs: a name, and what it changes of the first scorer; KNOB_SEEDS of each, measured on the validation split.
-: "${KNOB_SEEDS:=$(echo "$SEEDS" | cut -d' ' -f1)}"
-: "${KNOBS:=first
-matched method.noise=matched
-as-they-come method.standardise=false
-matched-as-they-come method.noise=matched method.standardise=false
-sigmoid method.response=sigmoid
-bilinear method.scorer=bilinear
-block-on-kept method.kept_exact=false
-no-removal remove_below=0.0
-early-removal remove_below=0.01
-late-tau tau.end=0.02
-higher-range budget.range=[16,256]
-lr-1e-3 optim.lr=1e-3}"
 # Four kinds of task of the paper's ablations.
 four=gqa,mmbench,pope,mme
 seed1=${SEEDS%% *}
@@ -92,7 +77,7 @@ train() { # name, seed, overrides
     shift 2
     # shellcheck disable=SC2046  # overrides are words
     set -- $(own "$name") "$@"
-    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune train --json --config "$config" \
+    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --config "$config" \
         --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
         "optim.precision=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 saving.tensorboard=false \
         "$@" ${EXTRA:-}
@@ -122,16 +107,6 @@ main_trainings() {
     done
 }
 
-knob_trainings() {
-    local name changes seed
-    while read -r name changes; do
-        for seed in $KNOB_SEEDS; do
-            # shellcheck disable=SC2086  # overrides are words
-            [ -z "$name" ] || train "knob-$name" "$seed" "budget.range=$RANGE" recipe=bridge $changes
-        done
-    done <<<"$KNOBS"
-}
-
 # --- what is answered -----------------------------------------------------------------------------------------------
 
 trained() { # label, name of the trainings: one LABEL=FOLDER for each that ended well
@@ -155,7 +130,7 @@ evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner 
     local name=$1
     shift
     case " $* " in *" --pruner  "*) return 0 ;; esac
-    echo "eval-$name" "$EVAL_LIMIT" "$python" -m diffprune eval --batch-size "$EVAL_BATCH" ${device:+--device $device} \
+    echo "eval-$name" "$EVAL_LIMIT" "$python" -m diffprune_lab eval --batch-size "$EVAL_BATCH" ${device:+--device $device} \
         --commit "$commit" --out "$work/eval/$name.json" "$@"
 }
 
@@ -210,17 +185,6 @@ PYTHON
         done
 }
 
-knob_evaluations() {
-    local name found others=random # with the first of them that is there
-    while read -r name _; do
-        found=$(SEEDS=$KNOB_SEEDS trained "$name" "knob-$name")
-        [ -n "$found" ] || continue
-        evaluate "knobs-$name" --questions "$KNOB_QUESTIONS" --keep "$KNOB_KEEP" --split validation --throttled \
-            ${others:+--methods $others} --pruner "$found"
-        others=
-    done <<<"$KNOBS"
-}
-
 # A process that failed is asked again method by method, so that one broken method costs no other its place.
 again_one_by_one() {
     local file name names method
@@ -267,7 +231,6 @@ tables() {
     join scenes_ablation 'diffprune@*' 'others@*' -- --versus diffprune \
         --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
     join scenes_any_budget 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
-    join scenes_knobs 'knobs-*' -- --versus first --methods 'random,first,*'
 }
 
 pack() {
@@ -285,32 +248,25 @@ pack() {
 run_stage() {
     echo "== $1, $(left) s left"
     case $1 in
-    train | trainings)
+    train)
         share_gpu
-        { main_trainings; [ "$1" = train ] || knob_trainings; } >"$work/jobs/train.txt"
+        main_trainings >"$work/jobs/train.txt"
         pool "$JOBS" "$work/jobs/train.txt" "$EVAL_SECONDS"
         ;;
-    knobs)
-        knob_trainings >"$work/jobs/knobs.txt"
-        pool "$JOBS" "$work/jobs/knobs.txt" "$KEEP_SECONDS"
-        knob_evaluations >"$work/jobs/eval_knobs.txt"
-        pool "$EVAL_JOBS" "$work/jobs/eval_knobs.txt" "$KEEP_SECONDS"
-        ;;
-    eval | evaluations)
-        { main_evaluations; [ "$1" = eval ] || knob_evaluations; } >"$work/jobs/eval.txt"
+    eval)
+        main_evaluations >"$work/jobs/eval.txt"
         pool "$EVAL_JOBS" "$work/jobs/eval.txt" "$KEEP_SECONDS"
         again_one_by_one >"$work/jobs/again.txt"
         [ ! -s "$work/jobs/again.txt" ] || pool "$EVAL_JOBS" "$work/jobs/again.txt" "$KEEP_SECONDS"
         ;;
     join) tables ;;
     pack) pack ;;
-    *) echo "there is no stage $1; choose train, knobs, eval, join, pack or all" >&2; exit 2 ;;
+    *) echo "there is no stage $1; choose train, eval, join, pack or all" >&2; exit 2 ;;
     esac
 }
 
 if [ "$stage" = all ]; then
-    # The trainings of tables and knobs side by side, then all the answers side by side.
-    for one in ${STAGES:-trainings evaluations join pack}; do run_stage "$one"; done
+    for one in ${STAGES:-train eval join pack}; do run_stage "$one"; done
 else
     run_stage "$stage"
 fi

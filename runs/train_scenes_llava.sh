@@ -20,7 +20,7 @@ set -euo pipefail
 stage=$1 round=$2 minutes=$3 init=$4 out=$5
 python=${PYTHON:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
-export PYTHONPATH="$here/src" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+export PYTHONPATH="$here/src:$here/lab" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 
 train() { # model, workers, further options
     local model=$1 workers=$2 start=()

@@ -136,10 +136,10 @@ def test_a_script_is_named_the_way_it_was_started(monkeypatch):
 
 
 def test_a_module_is_named_the_way_it_was_started(monkeypatch):
-    spec = importlib.machinery.ModuleSpec("diffprune.measure.bench", None)
+    spec = importlib.machinery.ModuleSpec("diffprune.speed.accuracy", None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--out", "x.json"])
-    assert results.command_line() == "python -m diffprune.measure.bench --out x.json"
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", "--out", "x.json"])
+    assert results.command_line() == "python -m diffprune.speed.accuracy --out x.json"
 
 
 def test_a_package_outside_a_checkout_has_no_commit(monkeypatch, tmp_path):

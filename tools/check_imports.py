@@ -24,7 +24,7 @@ CORE = {
 _BASE = {"types", "rng", "atomic", "extras", "doors", "registry", "results", "schedules"}
 _METHOD = _BASE | {"ops", "nn", "inside", "methods", "backbones"}
 _MODEL = _METHOD | {"tiles", "losses", "restriction", "decoding", "fitting", "saving", "loading", "pretrained", "fast"}
-_USER = _MODEL | {"model", "api", "config"}  # whoever uses a ready model
+_USER = _MODEL | {"model", "api", "config", "shapes"}  # whoever uses a ready model
 LIBRARY: dict[str, set[str]] = {
     "types": set(),
     "rng": set(),
@@ -58,6 +58,7 @@ LIBRARY: dict[str, set[str]] = {
     "model": _MODEL,
     "api": _MODEL | {"model"},
     "checkpoint": {"saving"},
+    "shapes": {"backbones", "registry", "types"},
     # who uses it
     "viz": _USER,
     "train": _USER,

@@ -22,14 +22,10 @@ _PLAIN = "the hub holds it as a ViT, without distillation token"
 
 
 class Encoded(NamedTuple):
-    """Patch tokens where the model is cut, the prefix ([CLS], distillation) that is always kept, and what is looked at.
-
-    A scorer may look at the same patches after more blocks (`DeiT.look`): `looked` then has their features of there.
-    """
+    """Patch tokens where the model is cut, and the prefix ([CLS], distillation) that is always kept."""
 
     tokens: VisualTokens
     prefix: Float[Tensor, "B P D"]
-    looked: VisualTokens
 
 
 @BACKBONES.register("deit")
@@ -40,8 +36,6 @@ class DeiT:
         model: DeiTForImageClassification, DeiTForImageClassificationWithTeacher or ViTForImageClassification.
         image_processor: Its image processor, for the boxes; None where only pixel tensors are used.
         cut: How many blocks run before tokens are dropped; 0 drops right after the embedding.
-        look: How many blocks run, in a whole pass of its own, before a scorer looks. Where left out it looks at the
-            tokens at the cut.
     """
 
     family: ClassVar[str] = "deit"
@@ -53,7 +47,7 @@ class DeiT:
         "deit-base": Preset(hub_id="facebook/deit-base-patch16-224", num_visual="196", note=_PLAIN),
     }
 
-    def __init__(self, model: nn.Module, image_processor: Any = None, *, cut: int = 0, look: int | None = None) -> None:
+    def __init__(self, model: nn.Module, image_processor: Any = None, *, cut: int = 0) -> None:
         self.model = cast(Any, model)
         model_type = getattr(getattr(model, "config", None), "model_type", None)
         if model_type not in self.model_types:
@@ -66,12 +60,8 @@ class DeiT:
             raise ValueError(
                 f"cut={cut} is no place to drop tokens; the model has {len(self.blocks)} blocks, give 0 to that"
             )
-        if look is not None and not 0 <= look <= len(self.blocks):
-            raise ValueError(
-                f"look={look} is no place for a scorer to look; the model has {len(self.blocks)} blocks, give 0 to that"
-            )
         self.image_processor = image_processor
-        self.cut, self.look = cut, look
+        self.cut = cut
 
     @property
     def config(self) -> Any:
@@ -110,7 +100,7 @@ class DeiT:
                 f"the method needs {', '.join(sorted(needs))}, and no block has run at cut=0; give cut=1 or more"
             )
         hidden = [self.trunk.embeddings(pixel_values.to(self.model.dtype))]
-        for block in self.blocks[: max(self.cut, self.look or 0)]:
+        for block in self.blocks[: self.cut]:
             hidden.append(block(hidden[-1]))
         skip = hidden[0].shape[1] - self.side**2  # [CLS], distillation
         extra: dict[str, Any] = {}
@@ -125,10 +115,7 @@ class DeiT:
         grid = ((self.side, self.side),) * len(pixel_values)
         here = hidden[self.cut]
         tokens = VisualTokens(x=here[:, skip:], grid=grid, seeds=seeds, boxes=boxes, **extra)
-        looked = tokens
-        if self.look is not None:
-            looked = VisualTokens(x=hidden[self.look][:, skip:], grid=grid, seeds=seeds)
-        return Encoded(tokens, here[:, :skip], looked)
+        return Encoded(tokens, here[:, :skip])
 
     def logits(
         self, prefix: Float[Tensor, "B P D"], x: Float[Tensor, "B K D"], mask: Bool[Tensor, "B K"] | None = None

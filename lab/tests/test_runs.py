@@ -94,7 +94,7 @@ exit {code}
     )
     env = {**os.environ, "PYTHON": str(tmp_path / "python"), "WEIGHTS": str(tmp_path / "weights"), "MPS": "0"}
     ran = subprocess.run(
-        ["runs/probes.sh", "deit-tiny deit-small", "2", "pictures", str(tmp_path / "out"), "--look", "9"],
+        ["runs/probes.sh", "deit-tiny deit-small", "2", "pictures", str(tmp_path / "out"), "--size", "tiny"],
         cwd=ROOT,
         env=env | ({"SEEDS": seeds} if seeds else {}),
         capture_output=True,
@@ -107,7 +107,7 @@ exit {code}
     for name in ("deit-tiny", "deit-small"):
         own = [line.split(" --seeds ")[1].split()[0] for line in started if name in line and "--seeds" in line]
         assert own == (seeds.split() if trains else seeds.split()[:1])
-    assert all(line.startswith("-m diffprune probe all") and line.endswith("--look 9") for line in started)
+    assert all(line.startswith("-m diffprune_lab probe all") and line.endswith("--size tiny") for line in started)
     assert len(started) == 2 * (len(seeds.split()) if trains and seeds else 1)
 
 

@@ -1,4 +1,4 @@
-"""Pages of tables from results files: one section per file, one table per kind of row, no number typed by hand."""
+"""Pages of tables from results files: one section per file, one summary table per question, no number typed by hand."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from diffprune.results import ROW_KEYS, Results, Row, format_value, kind_of, mar
 
 _TITLES: dict[str, str] = {
     "summary": "Retention (percent of the full model; deviation over seeds, 95 % interval over questions)",
-    "quality": "Score (0 to 100), mean over tasks and seeds",
+    "quality": "Score (0 to 100) by task, mean over seeds",
     "speed": "Speed (times in ms are medians)",
     "training": "Training",
     "benchmark": "Benchmarks (times in ms are medians)",
     "selection": "Selection alone (ms)",
-    "other": "Rows",
 }
-AVERAGE_TITLE = (
-    "K of methods inside the language model is what they leave after their last cut (of p_mod it is the mean itself). "
-    "Visual tokens a decoder layer holds, mean over its layers, by each method's own rule (all other methods: K):\n"
+AVERAGE_NOTE = (
+    "K of methods inside the language model is what they leave after their last cut (of p_mod it is the mean itself); "
+    "in square brackets the visual tokens a decoder layer holds, mean over its layers, by each method's own rule (all "
+    "other methods: K).\n"
 )
 ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
 _BLOCK = re.compile(
@@ -44,6 +44,9 @@ def read_folder(folder: str | Path) -> dict[str, Results]:
 DASH = "-"
 WIDE = 8  # columns; of a table with more, those with one value go into a sentence
 FEW = 4  # rows; a wide table of no more stands on its side
+LONG = 40  # rows; of a plain table with more, one number stands by its conditions
+HEADLINES = ("lift", "cosine", "slope")  # the number that a probe is about
+CONDITIONS = ("keep", "tau", "moment")  # numbers that say under what it was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def _reason(values: Iterable[object]) -> str:
 
 def _plain_tables(rows: Sequence[Row]) -> list[str]:
     """Every key a column; of many columns those with one value go into a sentence, and few rows stand side by side."""
+    if len(rows) > LONG:
+        return _headline_table(rows)
     present = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, Mapping))
     columns = [key for key in ROW_KEYS if key in present] + [key for key in present if key not in ROW_KEYS]
     parts: list[str] = []
@@ -112,6 +117,22 @@ def _plain_tables(rows: Sequence[Row]) -> list[str]:
     return [*parts, markdown_table(dashed, columns)]
 
 
+def _headline_table(rows: Sequence[Row]) -> list[str]:
+    """One number of each row: its texts down, and across the condition that has the most values."""
+    headline = next((key for key in HEADLINES if any(key in row for row in rows)), None)
+    chosen = [row for row in rows if headline in row]
+    conditions = [key for key in CONDITIONS if chosen and all(key in row for row in chosen)]
+    if headline is None or not conditions:
+        return [f"{len(rows):,} rows.\n"]
+    across = max(conditions, key=lambda key: len({row[key] for row in chosen}))
+    down = [key for key, value in chosen[0].items() if isinstance(value, str) or key in conditions]
+    table = _pivot(chosen, [key for key in down if key != across], across, headline)
+    return [
+        f"{headline} by {across}:\n",
+        markdown_table([{key: str(v) if key in CONDITIONS else v for key, v in row.items()} for row in table]),
+    ]
+
+
 def _dashed(value: object) -> object:
     return DASH if value is None else value
 
@@ -124,38 +145,30 @@ def _budget_order(keep: int | float) -> tuple[bool, int | float]:
     return isinstance(keep, int), -keep
 
 
-def _pivot(rows: Sequence[Row], down: Sequence[str], across: str) -> list[dict[str, Any]]:
-    """One row per combination of the `down` keys, one column per value of `across`: the mean score over the rest."""
+def _pivot(rows: Sequence[Row], down: Sequence[str], across: str, value: str = "score") -> list[dict[str, Any]]:
+    """One row per combination of the `down` keys, one column per value of `across`: the mean over the rest."""
     cells: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in rows:
-        cells.setdefault(tuple(row[key] for key in down), {}).setdefault(_heading(across, row), []).append(row["score"])
+        cells.setdefault(tuple(row[key] for key in down), {}).setdefault(_heading(across, row), []).append(row[value])
     return [
-        dict(zip(down, values, strict=True)) | {heading: fmean(scores) for heading, scores in cell.items()}
+        dict(zip(down, values, strict=True)) | {heading: fmean(found) for heading, found in cell.items()}
         for values, cell in cells.items()
     ]
 
 
 def _heading(key: str, row: Row) -> str:
-    return f"keep {row['keep']}" if key == "keep" else str(row[key])
+    return f"{key} {row[key]}" if key in CONDITIONS else str(row[key])
 
 
 def _summary_tables(rows: Sequence[Row]) -> list[str]:
-    """Methods down, budgets across: retention, then the lead of one method and the share of answers that stay equal."""
+    """Methods down, budgets across: what is left of the full model's score."""
     parts: list[str] = []
-    for tasks in dict.fromkeys(row.get("tasks") for row in rows):
-        chosen = [row for row in rows if row.get("tasks") == tasks]
-        parts += [] if tasks is None else [f"Tasks: {tasks}.\n"]
+    for backbone, tasks in dict.fromkeys((row.get("backbone"), row.get("tasks")) for row in rows):
+        chosen = [row for row in rows if (row.get("backbone"), row.get("tasks")) == (backbone, tasks)]
+        title = ", ".join([*([backbone] if backbone else []), *([f"tasks {tasks}"] if tasks else [])])
+        parts += [f"{title}:\n"] if title else []
         parts.append(_by_budget(chosen, "retention", _retention_cell))
-        for versus in dict.fromkeys(row["versus"] for row in chosen if "versus" in row):
-            parts.append(f"Points by which {versus} is ahead, and their 95 % interval:\n")
-            parts.append(_by_budget([row for row in chosen if row.get("versus") == versus], "lead", _lead_cell))
-        if any("average" in row for row in chosen):
-            parts.append(AVERAGE_TITLE)
-            parts.append(_by_budget(chosen, "average", lambda row: f"{row['average']:.1f}"))
-        if any("unchanged" in row for row in chosen):
-            parts.append("Share of answers equal to the full model's:\n")
-            parts.append(_by_budget(chosen, "unchanged", lambda row: f"{row['unchanged']:.3f}"))
-    return parts
+    return parts + ([AVERAGE_NOTE] if any("average" in row for row in rows) else [])
 
 
 def _by_budget(rows: Sequence[Row], key: str, cell: Callable[[Row], str]) -> str:
@@ -170,31 +183,21 @@ def _by_budget(rows: Sequence[Row], key: str, cell: Callable[[Row], str]) -> str
 
 
 def _retention_cell(row: Row) -> str:
-    """The retention, its deviation over seeds and its interval, as far as they are there."""
+    """The retention, its deviation over seeds, its interval and the mean over layers, as far as they are there."""
     spread = f" ± {row['retention_std']:.1f}" if row.get("n_seeds", 1) > 1 else ""
     interval = " ({:.1f} to {:.1f})".format(*row["ci95"]) if "ci95" in row else ""
-    return f"{row['retention']:.1f}{spread}{interval}"
-
-
-def _lead_cell(row: Row) -> str:
-    lead, low, high = (f"{round(value, 1) + 0.0:+.1f}" for value in (row["lead"], *row["lead_ci95"]))  # no -0.0
-    return f"{lead} ({low} to {high})"
+    average = f" [{row['average']:.1f}]" if "average" in row else ""
+    return f"{row['retention']:.1f}{spread}{interval}{average}"
 
 
 def _quality_tables(rows: Sequence[Row]) -> list[str]:
+    """Methods and budgets down, tasks across; what a guess without the picture gets at the end."""
     by_budget = sorted(rows, key=lambda row: _budget_order(row["keep"]))
-    budgets = dict.fromkeys(_heading("keep", row) for row in by_budget)
     tasks = dict.fromkeys(_heading("task", row) for row in rows)
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_task = _pivot(sorted(by_budget, key=lambda row: methods.index(row["method"])), ["method", "keep"], "task")
     by_task = [{**row, "keep": str(row["keep"])} for row in by_task]  # 1.0 is everything, 1 is one token
-    by_task += _chance_rows(rows)
-    by_method = sorted(_pivot(rows, ["method"], "keep"), key=lambda row: methods.index(row["method"]))
-    return [
-        *_noted_table(by_method, ["method", *budgets], ["method"]),
-        "**Score by task, mean over seeds**\n",
-        *_noted_table(by_task, ["method", "keep", *tasks], ["method", "keep"]),
-    ]
+    return _noted_table(by_task + _chance_rows(rows), ["method", "keep", *tasks], ["method", "keep"])
 
 
 def _chance_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -263,11 +266,14 @@ def _selection_tables(rows: Sequence[Row]) -> list[str]:
 
 
 def render_tables(rows: Sequence[Row]) -> str:
-    """The tables of one results file, one per kind of row, each under its title."""
+    """The tables of one results file, one per kind of row, each under its title; a summary stands for its tasks."""
     parts: list[str] = []
-    for kind in dict.fromkeys(kind_of(row) for row in rows):
+    kinds = dict.fromkeys(kind_of(row) for row in rows)
+    for kind in kinds:
+        if kind == "quality" and "summary" in kinds:
+            continue
         chosen = [row for row in rows if kind_of(row) == kind]
-        parts.append(f"**{_TITLES[kind]}**\n")
+        parts += [f"**{_TITLES[kind]}**\n"] if kind in _TITLES else []
         tables = {
             "summary": _summary_tables,
             "quality": _quality_tables,
@@ -301,8 +307,8 @@ def render_short(results: Results) -> str:
     chosen = [row for row in rows if all(row.get(key) == rows[0].get(key) for key in shape)]
     stock = next((row for row in chosen if (row["method"], row["path"]) == ("full", "eager")), None)
     if stock is not None:
-        chosen = [row | {"times as soon": stock["ttft_ms"] / row["ttft_ms"]} for row in chosen]
-    columns = ["method", "path", "num_kept", "pruner_ms", "prefill_ms", "ttft_ms", "times as soon"]
+        chosen = [row | {"speed-up": stock["ttft_ms"] / row["ttft_ms"]} for row in chosen]
+    columns = ["method", "path", "num_kept", "pruner_ms", "prefill_ms", "ttft_ms", "speed-up"]
     where = "{}, batch {}, {} text tokens".format(*(rows[0].get(key) for key in shape))
     return "\n".join(
         [
@@ -312,28 +318,31 @@ def render_short(results: Results) -> str:
     )
 
 
-def _origin(results: Results) -> str:
+def _origin(results: Results, link: str) -> str:
     """Where the numbers come from, under every table."""
     seeds = f", seeds {', '.join(map(str, results.seeds))}" if results.seeds else ""
-    return f"`{results.command}` on {results.device}, {results.date[:10]}, commit `{results.commit[:12]}`{seeds}.\n"
+    file = f"[All {len(results.rows):,} rows]({link}/{results.name}.json): " if link else ""
+    return (
+        f"{file}`{results.command}` on {results.device}, {results.date[:10]}, commit `{results.commit[:12]}`{seeds}.\n"
+    )
 
 
-def render_section(results: Results) -> str:
-    """One results file as Markdown: notes, tables, origin."""
+def render_section(results: Results, link: str = "") -> str:
+    """One results file as Markdown: notes, tables, origin; `link` leads from the page to the folder of the file."""
     notes = f"{results.notes}\n" if results.notes else ""
-    return "\n".join(part for part in (notes, render_tables(results.rows), _origin(results)) if part)
+    return "\n".join(part for part in (notes, render_tables(results.rows), _origin(results, link)) if part)
 
 
-def render_page(found: Mapping[str, Results]) -> str:
-    """The whole page `docs/results.md`."""
+def render_page(found: Mapping[str, Results], link: str = "../results") -> str:
+    """The whole page `docs/results.md`: a summary of each file, which is linked."""
     head = (
         "# Results\n\n"
-        "Made by `diffprune report` from the files in `results/`; do not edit by hand. "
-        "Row keys are explained in [api.md](api.md#result-rows).\n"
+        "Made by `diffprune report` from the files in `results/`; do not edit by hand. Here is a summary of each; rows "
+        "by task and seed are in the files, their keys in [api.md](api.md#result-rows).\n"
     )
     if not found:
         return head + "\nThere are no results files yet.\n"
-    sections = [f"## {name}\n\n{render_section(results)}" for name, results in found.items()]
+    sections = [f"## {name}\n\n{render_section(results, link)}" for name, results in found.items()]
     return "\n".join([head, *sections])
 
 

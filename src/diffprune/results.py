@@ -228,7 +228,7 @@ def command_line() -> str:
     """This process's command as a user would type it, without the machine's own paths."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name if spec is not None else ""
-    if module.startswith("diffprune.") and module != "diffprune.__main__":
+    if module and not module.endswith("__main__"):  # a package's own __main__ is the command line
         program = ["python", "-m", module]
     elif PurePath(sys.argv[0]).suffix == ".py" and module == "":
         program = ["python", _without_machine_path(sys.argv[0])]

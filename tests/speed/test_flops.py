@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diffprune.methods.options import build_method
 from diffprune.nn import BlockSpec, Scorer
+from diffprune.shapes import SHAPES, build
 from diffprune.speed.flops import (
     block_flops,
     decoder_weights,
@@ -19,8 +20,7 @@ from diffprune.speed.flops import (
     projector_flops,
     scorer_flops,
 )
-from diffprune.speed.shapes import SHAPES, build
-from lab.tests import tiny_scenes
+from tests import tiny
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,13 @@ def llava() -> SimpleNamespace:
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 40])
 def test_the_count_is_what_torch_counts_with_half_of_the_attention(num_tokens: int) -> None:
-    model, _ = tiny_scenes.build()
+    model, _ = tiny.build("llava")
     language = model.model.language_model
     implementation = language.config._attn_implementation
     language.config._attn_implementation = "eager"  # its products are plain ones, which torch counts in full
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            hidden = language(inputs_embeds=torch.zeros(1, num_tokens, 32), use_cache=False).last_hidden_state
+            hidden = language(inputs_embeds=torch.zeros(1, num_tokens, tiny.WIDTH), use_cache=False).last_hidden_state
             model.lm_head(hidden[:, -1])
     finally:
         language.config._attn_implementation = implementation

@@ -320,7 +320,7 @@ def test_every_family_is_trained_by_a_share(
 
 
 def test_seven_billion_parameters_need_a_gpu(disk: Path, tmp_path: Path) -> None:
-    from diffprune.speed.shapes import SHAPES
+    from diffprune.shapes import SHAPES
 
     described, _ = SHAPES["llava-1.5-7b"](False)
     described.save_pretrained(tmp_path / "seven")

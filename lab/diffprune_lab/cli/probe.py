@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_writable
 
 SEEDS = "42,123,456,789,1000"
+TRAIN_SHARE = 0.25  # of --minutes, for training the classifier
 
 
 def command(
@@ -25,14 +27,14 @@ def command(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="deit-tiny (where left out), deit-small or deit-base; for scaling scenes-qwen-s, -m or -l, "
-            "comma-separated, or all three where left out."
+            help="deit-tiny (the default), deit-small or deit-base; for scaling scenes-qwen-s, -m or -l, "
+            "comma-separated; default: all three."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for <name>.json; what it holds already is not done again.")] = Path(
         "results"
     ),
-    figures: Annotated[Path | None, typer.Option(help="Folder for <name>.png; that of --out where left out.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for <name>.png; default: that of --out.")] = None,
     data: Annotated[
         str | None,
         typer.Option(help="Parquet files with image, label and box; those called train... are for training."),
@@ -44,7 +46,7 @@ def command(
         str | None,
         typer.Option(
             help="Folder or hub id of a DeiT or ViT; without it one is trained first. For scaling the folder of the "
-            "trained models, for qualitative a saved pruner (scenes-llava-diffprune where left out), for temperature "
+            "trained models, for qualitative a saved pruner (default: scenes-llava-diffprune), for temperature "
             "runs of `diffprune train` on scenes, comma-separated."
         ),
     ] = None,
@@ -54,66 +56,20 @@ def command(
     seeds: Annotated[
         str,
         typer.Option(
-            help="Comma-separated; 42,123,456,789,1000 where left out, for scaling the first three; the tiny size "
-            "takes the first."
+            help="Comma-separated; default: 42,123,456,789,1000, for scaling the first three; the tiny size takes "
+            "the first."
         ),
     ] = "",
     methods: Annotated[
         str,
-        typer.Option(
-            help=f"Of scaling alone: comma-separated; all where left out, three at the tiny size. {OPTIONS_HELP}"
-        ),
+        typer.Option(help=f"Of scaling alone: comma-separated; default: all, three at the tiny size. {OPTIONS_HELP}"),
     ] = "",
-    questions: Annotated[int | None, typer.Option(min=1, help="Of scaling: scored questions a task.")] = None,
     work: Annotated[
-        Path | None, typer.Option(help="Of scaling: folder for scorers and answers; below --out where left out.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a scorer.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Pictures per step of a scorer's training.")] = None,
-    cut: Annotated[
-        int | None, typer.Option(min=0, help="Blocks that run before tokens are dropped; none where left out.")
-    ] = None,
-    look: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Blocks that run before a scorer looks, in a pass of its own; at --cut where left out.",
-        ),
-    ] = None,
-    min_area: Annotated[
-        float | None,
-        typer.Option(help="Least share of a picture that a crop leaves in a scorer's training; 0.8 where left out."),
-    ] = None,
-    train_keep: Annotated[
-        str, typer.Option(help="Budgets of a scorer's training, as two shares; 0.25,0.75 where left out.")
-    ] = "",
-    temperatures: Annotated[
-        str, typer.Option(help="Of a scorer's training, the first and the last; 2,0.1 where left out.")
-    ] = "",
-    noise: Annotated[str | None, typer.Option(help="What replaces a token: matched or unit.")] = None,
-    bridge: Annotated[
-        bool | None,
-        typer.Option("--bridge/--no-bridge", help="Train DiffPrune by the recipe bridge; so it is where left out."),
-    ] = None,
-    hide: Annotated[
-        float | None,
-        typer.Option(help="Share of a classifier's training that sees a part of the patches; 0.75 where left out."),
-    ] = None,
-    parts: Annotated[
-        str | None,
-        typer.Option(help="Make-up of those parts: near (where left out), what lies around a random place, or any."),
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help="What a classifier in training is told: tokens (where left out), by the boxes what each patch shows, "
-            "or picture, the class alone."
-        ),
+        Path | None, typer.Option(help="Of scaling: folder for scorers and answers; default: below --out.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Time for all; what is not done then is done next time.")
     ] = None,
-    train_share: Annotated[float, typer.Option(help="Share of --minutes for training the classifier.")] = 0.5,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of adding to what --out holds.")] = False,
     commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
@@ -135,9 +91,10 @@ def command(
     import torch
 
     from diffprune.evaluate.pruners import parse_seeds
-    from diffprune_lab.probes.bench import SIZES, Bench
+    from diffprune_lab.probes.bench import Bench
     from diffprune_lab.probes.deit import WIDTHS
     from diffprune_lab.probes.run import ON_BACKBONES, probe_module, run_probes
+    from diffprune_lab.probes.settings import SIZES
 
     begun = time.monotonic()
     if name == "qualitative":
@@ -154,10 +111,7 @@ def command(
             device=device,
             seeds=seeds,
             methods=methods,
-            questions=questions,
             work=work,
-            steps=steps,
-            batch=batch,
             deadline=None if minutes is None else begun + 60 * minutes,
             fresh=fresh,
             commit=commit,
@@ -169,25 +123,12 @@ def command(
         raise ValueError(f"backbone {backbone!r} is none of the probes'; choose from {', '.join(WIDTHS)}")
     if size not in SIZES:
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
-    settings = SIZES[size].changed(
-        steps=steps,
-        batch=batch,
-        cut=cut,
-        look=look,
-        min_area=min_area,
-        train_keep=two_numbers("--train-keep", train_keep, SIZES[size].train_keep),
-        temperatures=two_numbers("--temperatures", temperatures, SIZES[size].temperatures),
-        noise=noise,
-        hide=hide,
-        parts=parts,
-        labels=labels,
-        bridge=bridge,
-    )
+    settings = SIZES[size]
     drawn = tuple(parse_seeds(seeds or SEEDS))
-    require_steps(len(drawn), settings.steps)
+    require_seeds(drawn)
     drawn = drawn[:1] if size == "tiny" else drawn
-    if minutes is not None and not (minutes > 0 and 0 < train_share < 1):
-        raise ValueError(f"--minutes {minutes} and --train-share {train_share}: give time above 0 and a share below 1")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"--minutes {minutes:g}: give time above 0")
     require_writable(out)
     if size == "tiny":
         torch.set_num_threads(1)  # on tensors this small threads only wait for one another
@@ -202,7 +143,7 @@ def command(
             train_data=train_data,
             weights=weights,
             save_weights=save_weights,
-            minutes=None if minutes is None else minutes * train_share,
+            minutes=None if minutes is None else minutes * TRAIN_SHARE,
             device=choose_device(device),
             seeds=drawn,
             say=lambda text: None if as_json else print(text, file=sys.stderr),
@@ -228,26 +169,10 @@ def command(
         raise ValueError(f"the {minutes:g} minutes are over and some seeds are not done; run the same command again")
 
 
-def two_numbers(option: str, text: str, usual: tuple[float, float]) -> tuple[float, float] | None:
-    """`0.25,0.75` as two numbers; None where nothing is given."""
-    if not text:
-        return None
-    try:
-        first, second = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"{option} {text!r} is not two numbers; give them with a comma between, such as {usual[0]:g},{usual[1]:g}"
-        ) from None
-    return first, second
-
-
-def require_steps(num_seeds: int, steps: int) -> None:
-    """Refuse no seeds, and more of them than a training has steps."""
-    if not 0 < num_seeds <= steps:
-        raise ValueError(
-            f"{num_seeds} seeds for {steps} steps of training; give at least one seed and --steps "
-            f"{max(1, num_seeds)} or more"
-        )
+def require_seeds(seeds: Sequence[int]) -> None:
+    """Refuse a run without seeds."""
+    if not seeds:
+        raise ValueError("no seed was named; give at least one seed, for example --seeds 42")
 
 
 def _show(rows: list, file: Path, picture: Path, as_json: bool) -> None:
@@ -315,10 +240,7 @@ def _scaling(
     device: str,
     seeds: str,
     methods: str,
-    questions: int | None,
     work: Path | None,
-    steps: int | None,
-    batch: int | None,
     deadline: float | None,
     fresh: bool,
     commit: str | None,
@@ -332,7 +254,7 @@ def _scaling(
 
     from diffprune.evaluate.pruners import parse_seeds
     from diffprune.methods.options import split_methods
-    from diffprune_lab.probes import scaling
+    from diffprune_lab.probes import scaling, scaling_figure
 
     if size not in scaling.SIZES:
         raise ValueError(f"size {size!r} is not known; choose from {', '.join(scaling.SIZES)}")
@@ -344,8 +266,8 @@ def _scaling(
     chosen = scaling.check_methods(split_methods(methods) if methods else scaling.METHODS[size])
     drawn = parse_seeds(seeds) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn
-    settings = scaling.changed(scaling.SIZES[size], steps=steps, batch=batch, questions=questions)
-    require_steps(len(drawn), settings.steps)
+    settings = scaling.SIZES[size]
+    require_seeds(drawn)
     require_writable(out)
     folder = work or out / scaling.NAME
     if fresh:
@@ -370,7 +292,7 @@ def _scaling(
             progress=progress,
         )
     picture = (figures or out) / f"{scaling.NAME}.png"
-    scaling.draw(rows, picture)
+    scaling_figure.draw(rows, picture)
     if as_json:
         print_json(rows)
     else:

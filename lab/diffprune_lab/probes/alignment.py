@@ -14,10 +14,11 @@ from torch import Tensor
 
 from diffprune.ops import hard_mask, soft_topk, vp_noise
 from diffprune_lab.deit import Encoded
-from diffprune_lab.probes.bench import Bench, run_throttled
+from diffprune_lab.probes.bench import Bench
 from diffprune_lab.probes.coherence import dropping
 from diffprune_lab.probes.figures import ORDER, backbones_of, budget_axis, figure, label
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
+from diffprune_lab.probes.throttling import run_throttled
 
 NAME = "alignment"
 KEY = ("backbone", "keep")

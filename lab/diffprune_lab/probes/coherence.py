@@ -17,10 +17,11 @@ from diffprune.methods.base import Pruner, TrainablePruner
 from diffprune.methods.options import build_method
 from diffprune.ops import hard_topk, take_tokens
 from diffprune_lab.deit import Encoded
-from diffprune_lab.probes.bench import LEARNED, PLAIN, Bench, budget_counts, run_throttled
+from diffprune_lab.probes.bench import LEARNED, PLAIN, Bench
 from diffprune_lab.probes.data import inside_box
 from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label, legend_below
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
+from diffprune_lab.probes.throttling import budget_counts, run_throttled
 
 NAME = "coherence"
 KEY = ("backbone", "method", "keep", "moment")
@@ -38,10 +39,9 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     worth to the classifier says how much a scorer can gain by finding the object.
     """
     settings = bench.settings
-    if settings.bridge:
-        for keep in (0.1111, settings.keep, 0.5):
-            tau = settings.temperatures[0]
-            yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=tau)
+    for keep in (0.1111, settings.keep, 0.5):
+        tau = settings.temperatures[0]
+        yield _cosine(bench, bench.start(PLAIN, seed), PLAIN, seed, keep=keep, moment=0.0, tau=tau)
     for name in LEARNED:
         method, snapshots = bench.trained(name, seed)
         final = snapshots[-1].state
@@ -106,11 +106,11 @@ def pairwise_cosine(gradients: Float[Tensor, "batches parameters"]) -> tuple[flo
 
 
 def dropping(bench: Bench, method: Pruner) -> Callable[[Encoded, Tensor], Tensor]:
-    """Class logits from the tokens a method keeps; the learned ones choose by what they look at."""
+    """Class logits from the tokens a method keeps."""
     deit = bench.cut_open()
 
     def answer(encoded: Encoded, k: Tensor) -> Tensor:
-        keep = method.select(encoded.looked if method.trained else encoded.tokens, k)
+        keep = method.select(encoded.tokens, k)
         return deit.logits(encoded.prefix, take_tokens(encoded.tokens.x, keep))
 
     return answer

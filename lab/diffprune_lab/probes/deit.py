@@ -1,9 +1,9 @@
 """The classifiers the probes run on: DeiT-Tiny, -Small and -Base, trained from scratch on small photographs, or given.
 
 Trained here they are small-data models: 64-pixel pictures, patches of 4, so 256 tokens, and minutes of training. During
-the first part of it, where asked for, each picture shows a quarter or a sixteenth of its patches (`hiding`), which is
-cheap and makes the models used to missing tokens, as large models are; the last part sees them all. They may be told
-what each patch shows (`labels`), which makes them read the object rather than what surrounds it.
+the first part of it each picture shows a quarter or a sixteenth of its patches (`hiding`), which is cheap and makes the
+models used to missing tokens, as large models are; the last part sees them all. They are also trained to say what each
+patch shows (`labels`), which makes them read the object rather than what surrounds it.
 """
 
 import json
@@ -37,8 +37,8 @@ from diffprune_lab.probes.augment import (
     recolour,
 )
 from diffprune_lab.probes.data import Photos, draw_rows
-from diffprune_lab.probes.hiding import SHOWN, draw_shown
-from diffprune_lab.probes.labels import TOKEN_WEIGHT, part_targets, token_targets
+from diffprune_lab.probes.hiding import PARTS, SHOWN, draw_shown
+from diffprune_lab.probes.labels import LABELS, TOKEN_WEIGHT, part_targets, token_targets
 
 WIDTHS = {"deit-tiny": 192, "deit-small": 384, "deit-base": 768}
 RATES = {"deit-tiny": 1e-3, "deit-small": 7e-4, "deit-base": 4e-4}
@@ -47,7 +47,7 @@ RECORD = "training.json"  # beside saved weights: how they were trained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a classifier; those left out follow from its name."""
+    """Sizes of a classifier; a width of None follows from its name."""
 
     side: int = 64
     patch: int = 4
@@ -66,8 +66,8 @@ class Training:
         top1: Percent right on pictures it was not trained on.
         curve: Step, training loss (of mixed pictures) and top-1 at some moments.
         hide: Share of the training that saw a part of the patches; None where that was not written down.
-        parts: Of what make-up those were (`hiding.PARTS`).
-        labels: What it was told (`labels.LABELS`).
+        parts: Of what make-up those were (now always `hiding.PARTS`).
+        labels: What it was trained on (now always `labels.LABELS`).
     """
 
     trained_at: str
@@ -128,7 +128,7 @@ def build_deit(name: str, num_classes: int, shape: Shape) -> nn.Module:
 
 
 class CompiledDeiT(DeiT):
-    """The same classifier with compiled blocks. All blocks share one graph, so that it is there in seconds.
+    """A classifier with compiled blocks. All blocks share one graph, so that it is there in seconds.
 
     Every shape is a graph of its own: give it few of them.
     """
@@ -156,8 +156,6 @@ def train_deit(
     batch: int,
     seconds: float | None,
     hide: float,
-    parts: str,
-    labels: str,
     seed: int = 42,
     say: Callable[[str], None] = lambda text: None,
 ) -> Classifier:
@@ -167,9 +165,7 @@ def train_deit(
         held_out: Pictures for the curve and the final accuracy.
         seconds: The learning rate follows the share of it that has passed; None trains all epochs.
         hide: Share of the training that sees a part of the patches: cheaper, and used to missing tokens.
-        parts: Of what make-up (`hiding.PARTS`).
-        labels: What it is told (`labels.LABELS`): with "tokens" also what every patch shows.
-        say: Told the accuracy at every tenth of the run.
+        say: Gets the accuracy at every tenth of the run.
     """
     device = photos.pixels.device
     with torch.random.fork_rng(devices=[]):
@@ -197,24 +193,19 @@ def train_deit(
         crops, own = draw_crops(batch, generator), draw_mixture(shape.side, seed * 1_000_003 + step, device)
         x = mix(normalise(recolour(crop(photos.pixels[rows], crops), generator)), own)
         targets = mix(F.one_hot(photos.labels[rows], photos.num_classes).float(), own.mean())
-        tokens = None  # what every patch shows, [B, N, classes + 1]
-        if labels == "tokens":
-            inside = inside_cropped(photos.boxes[rows], crops, backbone.side)
-            tokens = token_targets(photos.labels[rows], inside, photos.num_classes)
-            tokens = mix(tokens, F.avg_pool2d(own[None], shape.patch).view(-1, 1))
+        inside = inside_cropped(photos.boxes[rows], crops, backbone.side)
+        tokens = token_targets(photos.labels[rows], inside, photos.num_classes)  # [B, N, classes + 1]
+        tokens = mix(tokens, F.avg_pool2d(own[None], shape.patch).view(-1, 1))
         keep = None
         if passed(step) < hide:
             count = max(1, num_patches // SHOWN[step % len(SHOWN)])
-            keep = draw_shown(x, patch=shape.patch, count=count, generator=generator, parts=parts)
-            if tokens is not None:
-                tokens = take_tokens(tokens, keep)
-                targets = part_targets(tokens)
+            keep = draw_shown(batch, backbone.side, count, generator)
+            tokens = take_tokens(tokens, keep)
+            targets = part_targets(tokens)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             hidden = read(x, keep)
-            logits, named = backbone.answer(hidden), None if tokens is None else token_head(hidden[:, 2:])
+            logits, named = backbone.answer(hidden), token_head(hidden[:, 2:])
         value = F.cross_entropy(logits.float(), targets, label_smoothing=0.1)
-        if named is None or tokens is None:
-            return value
         return value + TOKEN_WEIGHT * F.cross_entropy(named.float().flatten(0, 1), tokens.flatten(0, 1))
 
     if on_gpu:  # compiling every kind of step is no part of the time
@@ -222,19 +213,19 @@ def train_deit(
             loss(step, 1.0).backward()
         start = time.perf_counter()
     curve: dict[str, list[float]] = {"step": [], "loss": [], "top1": []}
-    told = 0.0
+    reported = 0.0
 
     def watch(step: int, value: float) -> None:
-        nonlocal told
-        if passed(step + 1) >= told + 0.1:
-            told = passed(step + 1)
+        nonlocal reported
+        if passed(step + 1) >= reported + 0.1:
+            reported = passed(step + 1)
             top1, _ = accuracy(Classifier(model=model), held_out)
             for key, number in (("step", float(step + 1)), ("loss", value), ("top1", top1)):
                 curve[key].append(round(number, 4))
             say(f"{name}: step {step + 1}, loss {value:.3f}, top-1 {top1:.1f} %")
 
     losses = train(
-        [*model.parameters(), *(token_head.parameters() if labels == "tokens" else ())],
+        [*model.parameters(), *token_head.parameters()],
         loss,
         steps=steps,
         seconds=seconds,
@@ -257,8 +248,8 @@ def train_deit(
         num_visual=num_patches,
         curve=curve,
         hide=hide,
-        parts=parts,
-        labels=labels,
+        parts=PARTS,
+        labels=LABELS,
     )
     return Classifier(model=model, training=training)
 
@@ -326,7 +317,7 @@ def load_deit(weights: str, names: tuple[str, ...], device: str | torch.device) 
 
 
 def _choose_classes(model: Any, names: tuple[str, ...]) -> Any:
-    """The same model with the rows of its head that belong to `names`, in their order."""
+    """The model with the rows of its head that belong to `names`, in their order."""
     if not names or model.config.num_labels == len(names):
         return model
     known: dict[str, int] = {}

@@ -13,7 +13,7 @@ LABELS = {
     "box": "random in the box",
     "full": "all tokens",
     "centre": "centre square",
-    "taught": "shown the boxes",
+    "supervised": "supervised by the boxes",
     "deit-tiny": "DeiT-Tiny",
     "deit-small": "DeiT-Small",
     "deit-base": "DeiT-Base",
@@ -25,7 +25,7 @@ COLOURS = {
     "random": "#8a8a8a",
     "full": "#222222",
     "centre": "#2e8b57",
-    "taught": "#b7950b",
+    "supervised": "#b7950b",
     "box": "#8e7cc3",
 }
 ORDER = ("deit-tiny", "deit-small", "deit-base")

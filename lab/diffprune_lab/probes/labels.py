@@ -1,11 +1,11 @@
-"""What a classifier in training is told: the picture's class alone, or also what each patch shows (token labelling).
+"""Token labels: a classifier in training also says what each patch shows.
 
-Photographs of a class share their background, and few of them are there, so a classifier told the class alone reads the
-meadow as gladly as the cow, and no loss of its answers has a reason to ask for the cow. Large models have seen enough
-to know better. Told in tokens, a small one is taught that background says nothing: every patch names its class inside
-the object's box and background outside (LV-ViT's token labelling), and a part of a picture has to answer for the
-objects it shows and for nothing where it shows none. The boxes are those of training pictures, and no scorer sees one
-but the control that is meant to.
+Photographs of a class share their background, and few of them are there, so a classifier trained on the class alone
+reads the meadow as well as the cow, and no loss of its answers has a reason to prefer the cow. Large models have seen
+enough to know better. With labels of tokens a small one learns that background says nothing: every patch names its
+class inside the object's box and background outside (LV-ViT's token labelling), and a part of a picture has to answer
+for the objects it shows and for nothing where it shows none. The boxes are those of training pictures, and no scorer
+sees one but the supervised upper bound.
 """
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-LABELS = ("picture", "tokens")
+LABELS = "tokens"  # what a training's record calls these labels
 TOKEN_WEIGHT = 1.0  # of the patches' loss beside the picture's; with 0.5, LV-ViT's, scorers found less of the object
 
 

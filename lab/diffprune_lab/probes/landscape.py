@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffprune_lab.probes.bench import LEARNED, PLAIN, Bench, budget_counts, run_throttled
+from diffprune_lab.probes.bench import LEARNED, PLAIN, Bench
 from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, figure, label, legend_below
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
+from diffprune_lab.probes.throttling import budget_counts, run_throttled
 
 NAME = "landscape"
 KEY = ("backbone", "method", "tau")
@@ -39,7 +40,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     with torch.no_grad():
         encoded = deit.encode(bench.classifier.pixel_values(photos.pixels[rows]))  # float32: bfloat16 is rough itself
     k = budget_counts(encoded, settings.keep)
-    names = (PLAIN, *LEARNED) if settings.bridge else LEARNED
+    names = (PLAIN, *LEARNED)
     for name in names:
         method = bench.start(name, seed)
         weights = list(method.scorer.parameters())  # type: ignore[union-attr]
@@ -56,7 +57,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
         for tau in dict.fromkeys(settings.temperatures[:1] if name == "gumbel_ste" else settings.temperatures):
             line = walk(weights, start, [first], settings.line, lambda tau=tau: loss(tau))
             values = {"variation": stepwise_variation(line), "line": line.tolist()}
-            if seed == bench.seeds[0] and tau == settings.temperatures[0] and name in (names[0], "gumbel_ste"):
+            if seed == bench.seeds[0] and tau == settings.temperatures[0] and name in (PLAIN, "gumbel_ste"):
                 values["slice"] = walk(
                     weights, start, [first, second], settings.slice, lambda tau=tau: loss(tau)
                 ).tolist()

@@ -24,25 +24,26 @@ from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
 from diffprune.train.agreement import scorer_told
 from diffprune_lab.deit import DeiT
-from diffprune_lab.probes.bench import LEARNED, TAUGHT, Bench, budget_counts, run_throttled
+from diffprune_lab.probes.bench import LEARNED, SUPERVISED, Bench
 from diffprune_lab.probes.data import Photos, inside_box
 from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label, unique_entries
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval
+from diffprune_lab.probes.throttling import budget_counts, run_throttled
 
 NAME = "relevance"
 KEY = ("backbone", "method", "keep")
 NOTE = (
     "inside: percent of kept tokens whose centre lies in the object's box, pictures whose box covers less than 40 %; "
     "lift: that over the percent of all tokens; lead: DiffPrune's inside minus this method's in points, by picture; "
-    "methods without training at the block (cut) where they do best on these very pictures; taught: DiffPrune's "
-    "scorer shown the boxes of the training pictures; asked_first, asked_last: how much more the gradient of the "
-    "throttled loss at random logits asks for a token of the box than for one outside it, in deviations over pictures, "
-    "at the first and the last temperature of training"
+    "methods without training at the block (cut) where they do best on these very pictures; supervised: an "
+    "upper bound, DiffPrune's scorer trained on the boxes of the training pictures; preference_first, preference_last: "
+    "how much more the gradient of the throttled loss at random logits raises a token of the box than one outside it, "
+    "in deviations over pictures, at the first and the last temperature of training"
 )
 LARGEST_BOX = 0.4
-ASKED = 640  # pictures whose gradients are looked at
+SAMPLED = 640  # pictures whose gradients are looked at
 BROKEN = 0.05  # share of them that may have no finite one
-MOMENTS = ("asked_first", "asked_last")  # of a training's two temperatures
+MOMENTS = ("preference_first", "preference_last")  # of a training's two temperatures
 PROVIDED = frozenset({*DeiT.provides, "projected"})
 BLIND = frozenset({"random", "uniform_grid", "centre", "average_pool"})  # the same at every cut
 
@@ -85,8 +86,7 @@ def shares_inside(
         tokens = encoded.tokens
         inside = inside_box(photos.boxes[rows], tokens.grid[0][0]).double()
         for name, method in methods.items():
-            given = encoded.looked if method.trained else tokens
-            given = replace(tokens, projected=tokens.x) if "projected" in method.needs else given
+            given = replace(tokens, projected=tokens.x) if "projected" in method.needs else tokens
             for keep in bench.settings.box_keeps:
                 kept = method.select(given, budget_counts(encoded, keep))
                 on = inside.gather(1, kept.clamp(min=0)) * (kept >= 0)
@@ -97,21 +97,21 @@ def shares_inside(
 def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     """DiffPrune and Gumbel-STE of this seed, and DiffPrune's lead over every method without training, at every cut.
 
-    A scorer of the same kind that was shown the boxes says what could be had from where scorers look.
+    A scorer of this kind that is trained on the boxes is an upper bound.
     """
     photos = small_boxes(bench.photos, bench.cut_open().side)
     chance = 100 * inside_box(photos.boxes, bench.cut_open().side).double().mean(-1)
     own_cut = bench.cut_open().cut
     scorers = {name: bench.scorer(name, seed) for name in LEARNED}
-    if (taught := bench.taught(seed)) is not None:
-        scorers[TAUGHT] = taught
+    if (supervised := bench.supervised(seed)) is not None:
+        scorers[SUPERVISED] = supervised
     learned = shares_inside(bench, photos, scorers, own_cut)
     cuts = dict.fromkeys((own_cut, *(bench.cut_open(later).cut for later in bench.settings.later_cuts)))
     found = {own_cut: learned | _untrained(bench, photos, own_cut, BLIND)}
     for cut in cuts:
         found.setdefault(cut, {}).update(_untrained(bench, photos, cut, untrained_methods() - BLIND))
     keeps, taus = bench.settings.box_keeps, bench.settings.temperatures
-    asks = asked(bench, scorers["diffprune"], photos, seed, keeps=keeps, taus=taus)
+    preferences = box_preference(bench, scorers["diffprune"], photos, seed, keeps=keeps, taus=taus)
     for name in (*scorers, *sorted(untrained_methods())):
         for keep in keeps:
             ours = learned["diffprune", keep]
@@ -120,25 +120,27 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
                 for cut, inside in found.items()
                 if (name, keep) in inside
             }
-            asking = {} if name != "diffprune" else dict(zip(MOMENTS, (asks[keep, tau] for tau in taus), strict=True))
+            preferred: dict[str, float] = {}
+            if name == "diffprune":
+                preferred = {moment: preferences[keep, tau] for moment, tau in zip(MOMENTS, taus, strict=True)}
             key = {"backbone": bench.backbone, "method": name, "keep": keep}
-            yield Cell(key, seed, {"cuts": values, **asking})
+            yield Cell(key, seed, {"cuts": values, **preferred})
 
 
-def asked(
+def box_preference(
     bench: Bench, method: TrainablePruner, photos: Photos, seed: int, *, keeps: Sequence[float], taus: Sequence[float]
 ) -> dict[tuple[float, float], float]:
-    """How much more the throttled loss asks for a token of the box than for one outside it, at logits of noise.
+    """How much more the throttled loss prefers a token of the box to one outside it, at logits of noise.
 
-    It asks for a token where its gradient by that token's logit is negative. Of each picture: the mean over the tokens
-    in the box minus that over the others. Of all: the mean in deviations, 0 where the loss does not care; times the
+    It prefers a token where its gradient by that token's logit is negative. Of each picture: the mean over the tokens
+    in the box minus that over the others. Of all: the mean in deviations, 0 where the loss is indifferent; times the
     root of the number of pictures it is a t-value. By budget and temperature.
     """
     deit, batch, remove_below = bench.cut_open(), bench.settings.batch, bench.recipe_of("diffprune")[1]
     # Every budget and temperature has the same noise.
     generators = {pair: torch.Generator(bench.device).manual_seed(seed) for pair in product(keeps, taus)}
     found: dict[tuple[float, float], list[Tensor]] = {pair: [] for pair in generators}
-    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:ASKED]
+    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:SAMPLED]
     for rows in order.to(photos.labels.device).split(batch):
         inside = inside_box(photos.boxes[rows], deit.side).float()
         outside = 1 - inside
@@ -151,24 +153,24 @@ def asked(
                 logits, _ = run_throttled(deit.logits, method, encoded, k, tau, generator, remove_below)
             loss = F.cross_entropy(logits.float(), photos.labels[rows], reduction="sum")
             (gradient,) = torch.autograd.grad(loss, noise)
-            asks_in, asks_out = (-(gradient * part).sum(-1) / part.sum(-1) for part in (inside, outside))
-            found[keep, tau].append(asks_in - asks_out)
-    return {pair: _asks(bench, torch.cat(parts)) for pair, parts in found.items()}
+            within, beyond = (-(gradient * part).sum(-1) / part.sum(-1) for part in (inside, outside))
+            found[keep, tau].append(within - beyond)
+    return {pair: _in_deviations(bench, torch.cat(parts)) for pair, parts in found.items()}
 
 
-def _asks(bench: Bench, differences: Float[Tensor, " M"]) -> float:
+def _in_deviations(bench: Bench, differences: Float[Tensor, " M"]) -> float:
     """The mean in deviations; pictures without a finite gradient do not count, as steps without one are not taken."""
     finite = differences[differences.isfinite()]
     if left_out := len(differences) - len(finite):
-        told = f"{left_out} of {len(differences)} pictures had no finite gradient"
+        count = f"{left_out} of {len(differences)} pictures had no finite gradient"
         if left_out > BROKEN * len(differences):
-            raise ValueError(f"{told}; the classifier cannot be probed")
-        bench.say(f"{bench.backbone}: {told}")
+            raise ValueError(f"{count}; the classifier cannot be probed")
+        bench.say(f"{bench.backbone}: {count}")
     return float(finite.mean() / finite.std().clamp(min=1e-12))
 
 
 def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) -> dict[tuple[str, float], Tensor]:
-    """The same for every seed, so it is made once."""
+    """Shares inside by methods without training; equal for every seed, so made once."""
 
     def run() -> dict[tuple[str, float], Tensor]:
         block = bench.cut_open().block
@@ -188,7 +190,7 @@ def _untrained(bench: Bench, photos: Photos, cut: int, names: frozenset[str]) ->
 
 
 def once_per_tokens(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same call; asked again about the very tokens it was asked about before, it answers what it answered."""
+    """`call` with its last answer kept: asked again about the very same tokens, it does not compute again."""
     last: list[Any] = [None, None]
 
     def run(tokens: Any) -> Any:

@@ -108,7 +108,7 @@ def _measure(probe: ModuleType, bench: Bench, seed: int) -> list[Cell]:
     except torch.OutOfMemoryError:
         raise ValueError(
             f"{bench.backbone} with batches of {bench.settings.batch} does not fit on {bench.device}; "
-            "give a smaller --batch or --backbone (what was measured so far is kept)"
+            "give a smaller --backbone (what was measured so far is kept)"
         ) from None
 
 

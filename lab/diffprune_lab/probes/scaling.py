@@ -9,10 +9,9 @@ Each (size, method, seed) is answered by itself and kept in a file of its own, s
 work and a run that was cut short goes on where it stopped; `collect` makes the results file from what is there.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +34,6 @@ from diffprune.methods.base import NEEDS, Pruner
 from diffprune.methods.options import FORM, parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results, write_text
-from diffprune_lab.probes.figures import COLOURS, figure, label
 from diffprune_lab.probes.store import Row, locked, rounded
 from diffprune_lab.scenes import qwen
 from diffprune_lab.scenes.qwen import QwenSpec, save_model
@@ -50,7 +48,7 @@ RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9}  # sha
 LEARNED = "diffprune"
 CHANGED = tuple(f"{LEARNED}[{change}]" for change in ("tau.start=0.25", "tau.start=0.5", "noise=matched"))
 UNTRAINED = ("random", "fastv", "holov", "divprune", "visionzip", "gots", "mmtok", "hidden_norm", "oracle")
-METHODS = {  # that are measured where none are named; a trial takes one of each kind, to be done in seconds
+METHODS = {  # measured by default; a trial takes one of each kind, to be done in seconds
     "full": (LEARNED, *CHANGED, *UNTRAINED),
     "tiny": (LEARNED, "random", "divprune"),
 }
@@ -70,7 +68,7 @@ TINY_SPEC = QwenSpec(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ScalingSettings:
     """How much is done; the tiny size measures nothing."""
 
     steps: int
@@ -87,8 +85,8 @@ class Settings:
 
 
 SIZES = {
-    "full": Settings(steps=300, batch=16, held_out=128, questions=500),
-    "tiny": Settings(steps=1, batch=2, held_out=0, questions=1, keeps=(0.5, 0.1111), answer_batch=32),
+    "full": ScalingSettings(steps=300, batch=16, held_out=128, questions=300),
+    "tiny": ScalingSettings(steps=1, batch=2, held_out=0, questions=1, keeps=(0.5, 0.1111), answer_batch=32),
 }
 
 
@@ -111,7 +109,7 @@ def parts(backbones: Iterable[str], methods: Iterable[str], seeds: Sequence[int]
 
 
 def check_methods(names: Iterable[str]) -> tuple[str, ...]:
-    """The same names, where all of them can be measured here."""
+    """The names, each once; an error where one cannot be measured here."""
     found = tuple(dict.fromkeys(name for name in names if name))
     for name in found:
         if is_learned(name):
@@ -150,7 +148,7 @@ def _has_seed(method: str) -> bool:
 # --- one size ---------------------------------------------------------------------------------------------------------
 
 
-def run_config(folder: Path, method: str, seed: int, settings: Settings) -> RunConfig:
+def run_config(folder: Path, method: str, seed: int, settings: ScalingSettings) -> RunConfig:
     """The training of a scorer by the recipe of scenes-llava, with the changes that the method names."""
     options, overrides = read_changes(method)
     values: dict[str, Any] = {
@@ -175,7 +173,7 @@ def run_config(folder: Path, method: str, seed: int, settings: Settings) -> RunC
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class ModelBench:
     """One model, its questions and its scorers, each made when it is first needed.
 
     Args:
@@ -188,7 +186,7 @@ class Bench:
     backbone: str
     folder: Path
     work: Path
-    settings: Settings
+    settings: ScalingSettings
     device: str
     needs: frozenset[str]
     progress: Progress | None = None
@@ -260,7 +258,7 @@ def run_parts(
     *,
     weights: Path | None,
     work: Path,
-    settings: Settings,
+    settings: ScalingSettings,
     device: str,
     tiny: bool = False,
     deadline: float | None = None,
@@ -283,7 +281,7 @@ def run_parts(
     }
     for name, folder in folders.items():
         _claim_weights(work, name, folder)
-    bench: Bench | None = None
+    bench: ModelBench | None = None
     longest, is_complete = 0.0, True
     for number, part in enumerate(missing):
         begun = time.monotonic()
@@ -292,7 +290,7 @@ def run_parts(
             break
         if bench is None or bench.backbone != part.backbone:
             needs = _needs(other.method for other in missing if other.backbone == part.backbone)
-            bench = Bench(
+            bench = ModelBench(
                 backbone=part.backbone,
                 folder=folders[part.backbone],
                 work=work,
@@ -305,7 +303,7 @@ def run_parts(
             sheet = bench.answer(part)
         except torch.OutOfMemoryError:
             raise ValueError(
-                f"{part.backbone} does not fit on {device}; give a smaller --batch (what was measured so far is kept)"
+                f"{part.backbone} does not fit on {device}; give a smaller --backbone (what was measured is kept)"
             ) from None
         write_sheet(_answers_of(work, part), sheet)
         longest = max(longest, time.monotonic() - begun)
@@ -316,7 +314,7 @@ def run_parts(
     return collect(work, out, settings=settings, device=device, commit=commit), is_complete
 
 
-def _claim(work: Path, settings: Settings) -> None:
+def _claim(work: Path, settings: ScalingSettings) -> None:
     """Notes in `work` how its answers are made; a `ValueError` where they were made otherwise."""
     note = work / SETTINGS_FILE
     if not (work / MADE[0]).exists():
@@ -353,7 +351,7 @@ def _answers_of(work: Path, part: Part) -> Path:
     return work / MADE[0] / part.backbone / f"{part.method}-{part.seed}{SUFFIX}"
 
 
-def collect(work: Path, out: Path, *, settings: Settings, device: str, commit: str | None = None) -> list[Row]:
+def collect(work: Path, out: Path, *, settings: ScalingSettings, device: str, commit: str | None = None) -> list[Row]:
     """Writes `scaling.json` from all answers in `work`; its rows."""
     with locked(out / f"{NAME}.json"):
         rows: list[Row] = []
@@ -392,52 +390,3 @@ def _rate(row: Row) -> dict[str, float]:
     """Percent of the tokens that are pruned."""
     keep: float = row["keep"]
     return {"pruned": 0.0 if row["method"] == "full" else RATES.get(keep, 100 * (1 - keep))}
-
-
-# --- the figure -------------------------------------------------------------------------------------------------------
-
-
-def task_retention(rows: Sequence[Row], backbone: str, method: str, task: str) -> dict[float, float]:
-    """Percent of the full model's score that is left, by pruning rate, as a mean over seeds."""
-    found: dict[float, list[float]] = {}
-    for row in rows:
-        if (row["backbone"], row["method"], row.get("task")) == (backbone, method, task) and row["full_score"] > 0:
-            found.setdefault(row["pruned"], []).append(100 * row["score"] / row["full_score"])
-    return {rate: statistics.fmean(values) for rate, values in sorted(found.items())}
-
-
-DRAWN_AS = {
-    LEARNED: ("o-", COLOURS["diffprune"], label("diffprune")),
-    f"{LEARNED}[tau.start=0.25]": ("s-", COLOURS["centre"], "from tau 0.25"),
-    "random": ("--", COLOURS["random"], "random"),
-}
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Retention by pruning rate, a panel for each kind of task, a line for each size; random choice is dashed."""
-    shades = dict(zip(BACKBONES, (0.4, 0.7, 1.0), strict=True))
-    with figure(path, len(DRAWN), height=2.4) as axes:
-        for panel, task in zip(axes, DRAWN, strict=True):
-            for method, (style, colour, name) in DRAWN_AS.items():
-                for backbone, shade in shades.items():
-                    line = task_retention(rows, backbone, method, task)
-                    if line:
-                        points = {0.0: 100.0, **line}
-                        panel.plot(
-                            list(points),
-                            list(points.values()),
-                            style,
-                            color=colour,
-                            alpha=shade,
-                            label=f"{name}, {backbone.rpartition('-')[2]}",
-                        )
-            panel.set_title(task)
-            panel.set_xlabel("tokens pruned (%)")
-        axes[0].set_ylabel("score (% of the full model's)")
-        if axes[1].get_legend_handles_labels()[0]:
-            axes[1].legend(fontsize=5, loc="center right", bbox_to_anchor=(1.0, 0.36))
-
-
-def changed(settings: Settings, **given: int | None) -> Settings:
-    """The same with whatever is given in its place."""
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})

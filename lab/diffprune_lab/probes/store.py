@@ -99,7 +99,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def rounded(value: Any) -> Any:
-    """The same with floats cut to seven digits: more would only make files longer."""
+    """`value` with floats cut to seven digits: more would only make files longer."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, Mapping):

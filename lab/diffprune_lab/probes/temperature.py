@@ -41,7 +41,7 @@ CONTRAST = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TemperatureSettings:
     """How much is done; the tiny size measures nothing."""
 
     captions: int
@@ -51,12 +51,12 @@ class Settings:
 
 
 SIZES = {
-    "full": Settings(captions=32, taus=(2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.1)),
-    "tiny": Settings(captions=2 * BATCH, taus=(2.0, 0.1), rankings=4),
+    "full": TemperatureSettings(captions=32, taus=(2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.1)),
+    "tiny": TemperatureSettings(captions=2 * BATCH, taus=(2.0, 0.1), rankings=4),
 }
 
 
-def measure(folder: Path, device: str, settings: Settings) -> list[Row]:
+def measure(folder: Path, device: str, settings: TemperatureSettings) -> list[Row]:
     """A row for each throttler, budget and temperature of a run's model."""
     config = run_config(folder)
     if config is None or config.data.name != "scenes" or config.method.name != "diffprune":

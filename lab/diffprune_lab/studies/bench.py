@@ -23,7 +23,7 @@ from diffprune.model import PrunedVLM
 from diffprune.nn import Block, BlockSpec, DiagonalBlock
 from diffprune.ops import soft_topk
 from diffprune.results import write_results
-from diffprune.speed.probes import load_subject, picture, with_method
+from diffprune.speed.subject import load_subject, picture, with_method
 from diffprune.speed.timing import time_ms
 
 NOTES = (

@@ -25,7 +25,7 @@ from torch import Tensor
 from diffprune.backbones.base import Batch
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results
-from diffprune.speed.shapes import SHAPES, build
+from diffprune.shapes import SHAPES, build
 
 SHARD_BYTES = 4 * 2**30
 

@@ -1,6 +1,6 @@
 """Why p-MoD scores what it scores: its parts replaced one at a time, on the same questions.
 
-    python -m diffprune_lab.studies.routes runs/p-mod --keep 32 --questions 100 --out results/scenes_routes_nano.json
+    python -m diffprune_lab.studies.routes runs/p-mod --keep 32 --questions 100 --out out/routes.json
 
 Who goes through a layer, how many, and with what weight are three rules. Each is the trained method's own or a plain
 one: a random order, K in every layer, weights of 1. `on_items` has for each layer the share of the tokens sent through

@@ -39,9 +39,9 @@ from PIL import Image
 from diffprune.config import RunConfig, make_config
 from diffprune.model import PrunedVLM
 from diffprune.results import device_name, write_results
+from diffprune.shapes import SHAPES, build, require_gpu
 from diffprune.speed import flops
 from diffprune.speed.gpus import GPUS, gpu_of_device
-from diffprune.speed.shapes import SHAPES, build, require_gpu
 from diffprune.speed.timing import matrix_rate, synchronize
 from diffprune.train.frozen import recomputing
 from diffprune.train.trainer import Part, Trainer

@@ -5,7 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from diffprune_lab.probes.bench import SIZES, Bench
+from diffprune_lab.probes.bench import Bench
+from diffprune_lab.probes.settings import SIZES
 from diffprune_lab.probes.store import Cell
 
 

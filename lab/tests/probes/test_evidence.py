@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from diffprune.results import write_results
-from diffprune_lab.probes import alignment, coherence, evidence, landscape, relevance
+from diffprune_lab.probes import alignment, classifier_findings, coherence, evidence, landscape, relevance
 from diffprune_lab.probes.figures import ORDER
 from diffprune_lab.probes.store import Store
 
@@ -74,9 +74,9 @@ def starts(keep: float, *ratios: float | None) -> list[dict]:
 
 
 def test_ratios_of_gradients_are_told_by_budget() -> None:
-    said = evidence._starts([*starts(0.25, 4.5, 6.0, 20.0), start("deit-tiny", 0.5, ratio_at_least=1.25)])
+    said = classifier_findings._starts([*starts(0.25, 4.5, 6.0, 20.0), start("deit-tiny", 0.5, ratio_at_least=1.25)])
     assert "25 % kept: DeiT-Tiny 4.5, DeiT-Small 6.0, DeiT-Base 20.0; 50 % kept: DeiT-Tiny at least 1.2." in said
-    assert "none" in evidence._starts([start("deit-tiny", 0.25)])
+    assert "none" in classifier_findings._starts([start("deit-tiny", 0.25)])
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,13 @@ def test_ratios_of_gradients_are_told_by_budget() -> None:
     ],
 )
 def test_ratios_of_gradients_are_held_against_the_papers(rows: list[dict], words: str) -> None:
-    assert words in evidence._starts(rows)
+    assert words in classifier_findings._starts(rows)
+
+
+def test_names_of_older_files_are_read_as_todays() -> None:
+    old = {"method": "taught", "lift": 2.0, "asked_first": 0.25}
+    assert evidence.renamed(old) == {"method": "supervised", "lift": 2.0, "preference_first": 0.25}
+    assert evidence.renamed({"estimator": "x"}) == {"estimator": "x"}
+    assert (
+        evidence.with_new_names("taught: a scorer; asked_last: more") == "supervised: a scorer; preference_last: more"
+    )

@@ -10,12 +10,14 @@ import torch
 
 from diffprune.methods.options import build_method
 from diffprune.ops import take_tokens
+from diffprune.results import read_results
 from diffprune.types import VisualTokens
-from diffprune_lab.deit import DeiT
 from diffprune_lab.probes import alignment, coherence, landscape, relevance
-from diffprune_lab.probes.bench import SIZES, Bench, budget_counts, draw_budgets, run_throttled
+from diffprune_lab.probes.bench import Bench
 from diffprune_lab.probes.data import inside_box
+from diffprune_lab.probes.settings import SIZES
 from diffprune_lab.probes.store import SEEDS, Store
+from diffprune_lab.probes.throttling import budget_counts, draw_budgets, run_throttled
 
 
 def rows_of(probe, measured, folder: Path) -> list[dict]:
@@ -242,7 +244,7 @@ def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(
 ) -> None:
     rows = {(row["method"], row["keep"]): row for row in rows_of(relevance, measured, tmp_path)}
     methods = {name for name, _ in rows}
-    assert {"diffprune", "gumbel_ste", "taught", "random", "centre", "cls_attention", "divprune"} <= methods
+    assert {"diffprune", "gumbel_ste", "supervised", "random", "centre", "cls_attention", "divprune"} <= methods
     assert {"full", "fastv", "mmtok", "oc_vtp"}.isdisjoint(methods)
     for keep in bench.settings.box_keeps:
         low, high = rows["random", keep]["ci95"]
@@ -251,7 +253,7 @@ def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(
         assert "lead" not in ours
         assert centre["lead"] == pytest.approx(ours["inside"] - centre["inside"], abs=1e-3)
         assert ours["lift"] == pytest.approx(ours["inside"] / ours["chance"], abs=1e-3)
-        assert {"asked_first", "asked_last"} <= ours.keys() and "asked_first" not in centre
+        assert {"preference_first", "preference_last"} <= ours.keys() and "preference_first" not in centre
         assert set(rows["cls_attention", keep][SEEDS]["42"]["cuts"]) == {"1", "3"}
         assert set(centre[SEEDS]["42"]["cuts"]) == {"1"}
 
@@ -294,43 +296,43 @@ def test_an_oracle_of_the_box_has_the_largest_lift_there_is(bench: Bench) -> Non
     assert found["lift"] == pytest.approx(1 / float(inside.mean()), rel=1e-6) and found["lift_error"] > 0
 
 
-def test_a_scorer_shown_the_boxes_finds_them(bench: Bench) -> None:
+def test_a_scorer_supervised_by_the_boxes_finds_them(bench: Bench) -> None:
     kept = {name: made for name, made in bench._kept.items() if not name.startswith("trained ")}
     longer = Bench(backbone="deit-tiny", settings=bench.settings.changed(steps=60), _kept=kept)
     photos = relevance.small_boxes(bench.photos, 8)
-    before, after = longer.start("diffprune", 42), longer.taught(42)
+    before, after = longer.start("diffprune", 42), longer.supervised(42)
     assert after is not None and not after.training
     inside = relevance.shares_inside(longer, photos, {"before": before, "after": after}, longer.cut_open().cut)
     chance = 100 * float(inside_box(photos.boxes, 8).double().mean())
     assert float(inside["after", 0.1111].mean()) > max(2 * chance, float(inside["before", 0.1111].mean()) + 5)
 
 
-def test_the_throttled_loss_asks_for_the_box_and_for_nothing_where_there_is_nothing_to_find(bench: Bench) -> None:
-    """In drawn pictures a block of colour is the class; where boxes lie elsewhere, nobody asks for them."""
+def test_the_throttled_loss_prefers_the_box_and_nothing_where_there_is_nothing_to_find(bench: Bench) -> None:
+    """In drawn pictures a block of colour is the class; where boxes lie elsewhere, nothing prefers them."""
     photos, method = relevance.small_boxes(bench.train_photos, 8), bench.start("diffprune", 42)
     place = {"keeps": (0.25,), "taus": (0.5,)}
-    wanted = relevance.asked(bench, method, photos, 42, **place)[0.25, 0.5]
+    wanted = relevance.box_preference(bench, method, photos, 42, **place)[0.25, 0.5]
     elsewhere = replace(photos, boxes=photos.boxes.roll(1, 0))
     assert wanted * len(photos) ** 0.5 > 4
-    assert abs(relevance.asked(bench, method, elsewhere, 42, **place)[0.25, 0.5]) < wanted / 2
+    assert abs(relevance.box_preference(bench, method, elsewhere, 42, **place)[0.25, 0.5]) < wanted / 2
 
 
-def test_pictures_without_a_finite_gradient_do_not_count_and_are_told(bench: Bench) -> None:
+def test_pictures_without_a_finite_gradient_do_not_count_and_are_reported(bench: Bench) -> None:
     said: list[str] = []
-    told = replace(bench, say=said.append)
+    loud = replace(bench, say=said.append)
     finite = torch.arange(40.0)
     holed = torch.cat([finite, torch.tensor([float("nan"), float("inf")])])
-    assert relevance._asks(told, finite) == relevance._asks(told, holed)
+    assert relevance._in_deviations(loud, finite) == relevance._in_deviations(loud, holed)
     assert said == ["deit-tiny: 2 of 42 pictures had no finite gradient"]
     with pytest.raises(ValueError, match="1 of 2 pictures had no finite gradient"):
-        relevance._asks(told, torch.tensor([1.0, float("nan")]))
+        relevance._in_deviations(loud, torch.tensor([1.0, float("nan")]))
 
 
-def test_without_pictures_to_train_on_nothing_is_taught(bench: Bench) -> None:
-    assert (
-        Bench(backbone="deit-tiny", settings=bench.settings, _kept={**bench._kept, "trained_on": None}).taught(42)
-        is None
-    )
+def test_without_pictures_to_train_on_nothing_is_supervised(bench: Bench) -> None:
+    pictures = replace(bench.pictures)
+    pictures.trained_on = None
+    alone = Bench(backbone="deit-tiny", settings=bench.settings, _kept={**bench._kept, "pictures": pictures})
+    assert alone.supervised(42) is None
 
 
 # --- centre -----------------------------------------------------------------------------------------------------------
@@ -349,97 +351,9 @@ def test_centre_without_a_grid_says_what_is_missing() -> None:
         build_method("centre").select(VisualTokens(x=torch.zeros(1, 4, 1)), torch.tensor([1]))
 
 
-def test_a_training_that_stays_warm_is_measured_where_it_ends(bench: Bench) -> None:
-    warm = Bench(
-        backbone="deit-tiny",
-        settings=bench.settings.changed(temperatures=(2.0, 1.0), train_keep=(0.4, 0.8), steps=2, line=5, slice=2),
-        _kept={name: made for name, made in bench._kept.items() if not name.startswith("trained ")},
-    )
-    _, snapshots = warm.trained("diffprune", 42)
-    assert (snapshots[0].tau, snapshots[-1].tau) == (2.0, pytest.approx(1.0))
-    assert "budgets drawn from 0.4 to 0.8, temperature 2.0 to 1.0" in warm.recipe
-    taus = {(cell.key["method"], cell.key["tau"]) for cell in landscape.measure(warm, 42)}
-    assert taus == {(name, tau) for name in ("diffprune", "diffprune_plain") for tau in (2.0, 1.0)} | {
-        ("gumbel_ste", 2.0)
-    }
-    (weight, *_) = (cell.values["weight"] for cell in alignment.measure(warm, 42))
-    (colder, *_) = (cell.values["weight"] for cell in alignment.measure(bench, 42))
-    assert weight < colder  # at a temperature of 1 less of the weight lies on the tokens kept
-
-
-def test_full_settings_are_those_of_the_paper() -> None:
+def test_full_settings_are_those_of_the_paper_and_of_the_recorded_runs(root: Path) -> None:
     settings = SIZES["full"]
+    assert settings.recipe in read_results(root / "results/coherence.json").notes
     assert (settings.batches, settings.pictures, settings.line, settings.draws) == (32, 64, 101, 100_000)
     assert (settings.shape.side // settings.shape.patch) ** 2 >= 196
     assert math.isclose(settings.keeps[1] * 256, 28.44, abs_tol=0.01)
-
-
-# --- a scorer that looks elsewhere ------------------------------------------------------------------------------------
-
-
-def looking(bench: Bench, look: int | None) -> Bench:
-    kept = {name: made for name, made in bench._kept.items() if not name.startswith("trained")}
-    return Bench(backbone="deit-tiny", settings=bench.settings.changed(look=look, cut=0), _kept=kept)
-
-
-def test_a_scorer_that_looks_late_leaves_what_is_dropped_at_the_cut(bench: Bench) -> None:
-    (_, late), (_, plain) = (next(iter(looking(bench, look).encoded(bench.photos))) for look in (2, None))
-    assert torch.equal(late.tokens.x, plain.tokens.x) and torch.equal(late.prefix, plain.prefix)
-    assert plain.looked is plain.tokens
-    assert late.looked.x.shape == late.tokens.x.shape and not torch.allclose(late.looked.x, late.tokens.x)
-    (_, first), (_, second) = (next(iter(looking(bench, look).encoded(bench.photos))) for look in (1, 2))
-    assert not torch.allclose(first.looked.x, second.looked.x)
-
-
-def test_what_is_kept_hangs_on_what_is_looked_at_and_not_on_the_tokens_dropped(bench: Bench) -> None:
-    late = looking(bench, 2)
-    method = late.start("diffprune", 42)
-    _, encoded = next(iter(late.encoded(bench.photos)))
-    k = budget_counts(encoded, 0.25)
-    shown = []
-
-    def read(prefix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        shown.append(x.detach())
-        return late.cut_open().logits(prefix, x)
-
-    def throttled(given) -> torch.Tensor:
-        return run_throttled(read, method, given, k, 1.0, torch.Generator().manual_seed(0))[1].logits
-
-    torch.testing.assert_close(throttled(encoded), method.score(encoded.looked))
-    swapped = encoded._replace(looked=encoded.looked.take(list(reversed(range(len(encoded.looked))))))
-    torch.testing.assert_close(throttled(swapped), throttled(encoded).flip(0))
-    assert shown[0].shape == encoded.tokens.x.shape and not torch.equal(shown[0], shown[1])
-    hard = coherence.dropping(late, method)(encoded, k)
-    kept = method.select(encoded.looked, k)
-    torch.testing.assert_close(hard, late.cut_open().logits(encoded.prefix, take_tokens(encoded.tokens.x, kept)))
-
-
-def test_a_scorer_that_looks_late_trains_and_every_probe_takes_it(bench: Bench) -> None:
-    late = looking(bench, 2)
-    late.settings = late.settings.changed(steps=2, moments=(0.0, 1.0), line=5, slice=2, keeps=(0.1111,))
-    for name in ("diffprune", "gumbel_ste"):
-        _, snapshots = late.trained(name, 42)
-        before, after = (snapshot.state["scorer.head.weight"] for snapshot in (snapshots[0], snapshots[-1]))
-        assert not torch.equal(before, after)
-    for probe in (coherence, alignment, landscape):
-        assert list(probe.measure(late, 42))
-    assert "scorers look at what block 2 of a whole pass gives" in late.recipe
-    inside = relevance.shares_inside(late, bench.photos, {"diffprune": late.scorer("diffprune", 42)}, 0)
-    assert len(inside["diffprune", 0.1111]) == len(bench.photos)
-
-
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda bench: DeiT(bench.classifier.model, look=4), "look=4 is no place for a scorer to look"),
-        (lambda bench: bench.settings.changed(min_area=0.0), "min_area 0 is no share of a picture"),
-        (lambda bench: bench.settings.changed(train_keep=(0.6, 0.3)), "train_keep 0.6,0.3 are no two budgets"),
-        (lambda bench: bench.settings.changed(train_keep=(0.5, 1.5)), "train_keep 0.5,1.5 are no two budgets"),
-        (lambda bench: bench.settings.changed(temperatures=(0.1, 2.0)), "temperatures 0.1,2 are not known"),
-        (lambda bench: bench.settings.changed(temperatures=(math.inf, 1.0)), "temperatures inf,1 are not known"),
-        (lambda bench: bench.settings.changed(temperatures=(2.0, 0.0)), "temperatures 2,0 are not known"),
-    ],
-)
-def test_settings_that_cannot_be_are_one_sentence(bench: Bench, change, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        change(bench)

@@ -48,8 +48,9 @@ def test_a_trial_without_named_methods_takes_one_of_each_kind(probe, tmp_path) -
     assert measured == {*scaling.METHODS["tiny"], "full"} and measured - {"full"} < set(scaling.METHODS["full"])
 
 
-def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp_path, yes_folder) -> None:
-    arguments = ("--out", tmp_path, "--weights", yes_folder, "--questions", 2, "--json")
+def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp_path, yes_folder, monkeypatch) -> None:
+    monkeypatch.setitem(scaling.SIZES, "tiny", replace(scaling.SIZES["tiny"], questions=2))
+    arguments = ("--out", tmp_path, "--weights", yes_folder, "--json")
     code, out, err = probe(*arguments, "--methods", f"diffprune,{scaling.CHANGED[0]}")
     assert code == 0, err
     rows = json.loads(out)
@@ -80,7 +81,8 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
         and "| 93.1 |" in said
     )
 
-    code, _, err = probe(*arguments, "--steps", 3)
+    monkeypatch.setitem(scaling.SIZES, "tiny", replace(scaling.SIZES["tiny"], steps=3))
+    code, _, err = probe(*arguments)
     assert code == 1 and "made with other settings" in err and "--fresh" in err
 
 
@@ -141,7 +143,6 @@ def test_without_weights_a_trial_makes_a_model_and_the_real_thing_asks_for_one(p
         (["--methods", "diffprune[noisy=matched]"], "has no option 'noisy'"),
         (["--methods", ","], "no method was named"),
         (["--seeds", ","], "at least one seed"),
-        (["--seeds", "1,2,3", "--steps", "2"], "3 seeds for 2 steps"),
         (["--size", "huge"], "size 'huge'"),
     ],
 )

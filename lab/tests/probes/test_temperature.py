@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_nearly_hard_weights_ask_for_the_things_and_the_page_says_so(run, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(
-        temperature.SIZES, "tiny", temperature.Settings(captions=16, taus=(0.1,), keeps=(0.1,), rankings=6)
+        temperature.SIZES, "tiny", temperature.TemperatureSettings(captions=16, taus=(0.1,), keeps=(0.1,), rankings=6)
     )
     arguments = ["probe", "temperature", "--weights", str(run), "--out", str(tmp_path), "--size", "tiny"]
     assert _run([*arguments, "--device", "cpu", "--json"]) == 0
@@ -74,7 +74,7 @@ def test_a_slope_of_the_wrong_sign_is_called_that() -> None:
 def test_a_new_throttler_shares_what_noise_was_calibrated_to_and_nothing_learned(run, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(temperature.Captions, "loss", lambda self, vlm, *_: seen.append(vlm.method) or 0.0)
-    temperature.measure(run, "cpu", temperature.Settings(captions=16, taus=(1.0,), keeps=(0.1,)))
+    temperature.measure(run, "cpu", temperature.TemperatureSettings(captions=16, taus=(1.0,), keeps=(0.1,)))
     new, trained = seen[0].state_dict(), seen[-1].state_dict()
     assert torch.equal(new["throttle_noise.std"], trained["throttle_noise.std"]) and new["throttle_noise.std"].any()
     blocks = [name for name in trained if name.startswith("throttle_block.")]

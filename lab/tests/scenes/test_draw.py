@@ -1,7 +1,6 @@
 """Pixels are exact, boxes are tight, and a batch is drawn as its pictures are one by one."""
 
 import hashlib
-import json
 from itertools import combinations
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 
 from diffprune_lab.scenes import atlas, make_scene, pack, render
 from diffprune_lab.scenes.world import COLORS, KINDS, PATTERNS, QUALITIES, SHAPES, SIZES
-from diffprune_lab.studies.render import main as measure
 
 MIXED = [make_scene("train", index, kind=kind, quality=q) for kind in KINDS for q in QUALITIES for index in range(2)]
 CLEAR = [make_scene("test", index, quality="clear") for index in range(40)]
@@ -134,17 +132,6 @@ def test_dim_and_soft_pictures_still_show_what_ruined_ones_hide():
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ValueError, match="at least one scene"):
         pack([])
-
-
-def test_the_measurement_writes_a_results_file(tmp_path, capsys):
-    target = tmp_path / "render_cpu.json"
-    measure(["--batch", "2", "--repeats", "1", "--out", str(target), "--commit", "abc"])
-    rows = json.loads(target.read_text())["rows"]
-    assert [row["name"] for row in rows] == [
-        "make scenes", "pack", "render", "render with owner map", "all together",
-    ]  # fmt: skip
-    assert all(row["images_s"] > 0 and row["batch"] == 2 for row in rows)
-    assert "all together" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

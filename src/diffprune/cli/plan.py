@@ -52,10 +52,11 @@ def command(
       diffprune plan --against results/ttft.json
     """
     from diffprune.cli.profile import read_numbers
+    from diffprune.speed import calibrate as fitted
     from diffprune.speed import plan as planned
     from diffprune.speed.accuracy import accuracy, ranges, read_profiles
     from diffprune.speed.gpus import find_gpu
-    from diffprune.speed.probes import picture_size
+    from diffprune.speed.subject import picture_size
     from diffprune.types import Budget
 
     if path not in planned.CALIBRATIONS:
@@ -78,14 +79,14 @@ def command(
     calibration, checked = planned.CALIBRATIONS[path], []
     if calibrate:
         found = read_profiles(calibrate)
-        calibration = planned.calibrate(found, path, card)
+        calibration = fitted.calibrate(found, path, card)
         checked = [
             row
             for results in found
-            for row in planned.compare(results, calibration, planned.card_of([results], card), path)
+            for row in fitted.compare(results, calibration, fitted.card_of([results], card), path)
         ]
-        even = [row for row in checked if planned.is_even(row)]
-        for row, ratio in zip(even, planned.held_out(found, path, card), strict=False):  # none where rows are few
+        even = [row for row in checked if fitted.is_even(row)]
+        for row, ratio in zip(even, fitted.held_out(found, path, card), strict=False):  # none where rows are few
             row["held_out"] = ratio
     rows = planned.plan(
         backbone,
@@ -105,7 +106,7 @@ def command(
         print_json({"gpu": card.name, "path": path, "curves": calibration.source, "rows": rows, "calibrated": checked})
         return
     if calibrate:
-        print(planned.as_source(calibration))
+        print(fitted.as_source(calibration))
         print_table(checked, list(checked[0]))
     print(f"{backbone} on {card.name}, {path} path, batch {batch}, {text} text tokens:")
     print_table(rows, planned.COLUMNS)

@@ -10,7 +10,7 @@ import typer
 from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, require_writable
 
 if TYPE_CHECKING:
-    from diffprune.speed.profile import Settings
+    from diffprune.speed.profile import ProfileSettings
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
     text_buckets: Annotated[str, typer.Option(help="Of the fast path; empty takes its own.")] = "",
     seconds: Annotated[float, typer.Option(min=1, help="Time for the whole run; the rest is left out.")] = 3600.0,
     decode: Annotated[
-        bool, typer.Option("--decode/--no-decode", help="Time decoding too; without, the fast path warms up sooner.")
+        bool, typer.Option("--decode/--no-decode", help="Time decoding too; without, the fast path compiles faster.")
     ] = True,
     decode_methods: Annotated[
         str, typer.Option(help="Comma-separated: time decoding of these alone; empty: of all.")
@@ -54,7 +54,7 @@ def command(
     append: Annotated[
         bool, typer.Option("--append", help="Keep the rows that --out has of the same commit and device.")
     ] = False,
-    figure: Annotated[Path | None, typer.Option(help="Picture of the bars; beside --out where left out.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Picture of the bars; default: beside --out.")] = None,
     commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
@@ -70,6 +70,7 @@ def command(
       diffprune profile --backbone llava-1.5-7b --random-weights --size tiny --device cpu
       diffprune profile --backbone llava-1.5-7b --random-weights --throughput --paths fast --batch 1,8,32,64 --out results/throughput.json
     """  # noqa: E501
+    from diffprune.speed import output
     from diffprune.speed import profile as measured
     from diffprune.speed import throughput as loop
 
@@ -96,17 +97,17 @@ def command(
     for path in (out, figure):
         if path is not None:
             require_writable(path.parent)
-    notes, columns = (loop.NOTES, loop.COLUMNS) if throughput else (measured.NOTES, measured.COLUMNS)
+    notes, columns = (loop.NOTES, loop.COLUMNS) if throughput else (output.NOTES, measured.COLUMNS)
 
     earlier = None
     if append and out is not None:
-        earlier = measured.read_earlier(out, device=settings.device, commit=commit)
+        earlier = output.read_earlier(out, device=settings.device, commit=commit)
 
-    told: list[str] = []
+    shown: list[str] = []
 
     def report(rows: list[dict[str, Any]]) -> None:
         if out is not None:
-            measured.save(
+            output.save(
                 out,
                 rows,
                 device=settings.device,
@@ -115,22 +116,22 @@ def command(
                 missing=measured.not_run(settings, rows),
                 earlier=earlier,
             )
-        line = measured.one_line(rows[-1])
-        if not as_json and line not in told:  # a row is reported again when its kernels are added
-            told.append(line)
+        line = output.one_line(rows[-1])
+        if not as_json and line not in shown:  # a row is reported again when its kernels are added
+            shown.append(line)
             typer.echo(line, err=True)
 
     rows = loop.throughput(settings, report) if throughput else measured.profile(settings, report)
     picture = figure or (out.with_suffix(".png") if out is not None else None)
     if picture is not None and not throughput:
-        measured.draw_bars([*(earlier.rows if earlier else []), *rows], picture)
+        output.draw_bars([*(earlier.rows if earlier else []), *rows], picture)
     if as_json:
         print_json(rows)
     else:
         print_table([row for row in rows if "path" in row and "error" not in row], columns)
     missing = measured.not_run(settings, rows)
     if missing:
-        typer.echo(f"{measured.NOT_RUN}{'; '.join(missing)}.", err=True)
+        typer.echo(f"{output.NOT_RUN}{'; '.join(missing)}.", err=True)
     if not any("path" in row for row in rows):
         raise ValueError(f"no row could be measured in {seconds:g} s; give more with --seconds")
     failed = [row for row in rows if "error" in row]
@@ -158,12 +159,12 @@ def read_settings(
     decode_methods: str,
     eager_methods: str,
     kernels: int,
-) -> Settings:
+) -> ProfileSettings:
     """The options as settings, each checked before anything is built."""
     import torch
 
-    from diffprune.speed.probes import check_methods, picture_size
-    from diffprune.speed.profile import Settings
+    from diffprune.speed.profile import ProfileSettings
+    from diffprune.speed.subject import check_methods, picture_size
     from diffprune.types import parse_budgets
 
     if size not in ("real", "tiny"):
@@ -176,7 +177,7 @@ def read_settings(
     dtype = dtype or ("float16" if device.startswith("cuda") else "float32")
     if dtype not in ("float16", "bfloat16", "float32"):
         raise ValueError(f"dtype {dtype!r} is not known; give float16, bfloat16 or float32")
-    return Settings(
+    return ProfileSettings(
         backbone=backbone,
         random_weights=random_weights,
         tiny=size == "tiny",

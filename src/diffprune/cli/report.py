@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ def command(
     from diffprune.report import read_folder, refresh_tables, render_page
 
     found = read_folder(results)
-    pages = {out: render_page(found)}
+    pages = {out: render_page(found, os.path.relpath(results, out.parent))}
     if readme is not None:
         pages[readme] = refresh_tables(readme.read_text(encoding="utf-8"), found)
     for path, text in pages.items():

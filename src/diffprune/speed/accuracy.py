@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.results import Results, markdown_table, read_results, write_text
+from diffprune.speed.calibrate import card_of, compare, is_even, measured_rows
 from diffprune.speed.gpus import Gpu
-from diffprune.speed.plan import CALIBRATIONS, TEXT_BUCKETS, card_of, compare, is_even, measured_rows, plan
-from diffprune.speed.probes import picture_size
+from diffprune.speed.plan import CALIBRATIONS, TEXT_BUCKETS, plan
+from diffprune.speed.subject import picture_size
 
 STAGES = ("encode", "pruner", "prefill", "ttft")
 START, END = "<!-- plan against measurement -->\n", "<!-- end of plan -->"

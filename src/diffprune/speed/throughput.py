@@ -15,8 +15,9 @@ from typing import Any
 
 from diffprune.backbones.base import Batch
 from diffprune.model import PrunedVLM
-from diffprune.speed.probes import EagerProbe, load_subject, make_batch, with_method
-from diffprune.speed.profile import FastWeights, Report, Settings, cases, eager_first, first_line, release
+from diffprune.speed.profile import FastWeights, ProfileSettings, Report, cases, eager_first, first_line, release
+from diffprune.speed.stages import EagerRequest
+from diffprune.speed.subject import load_subject, make_batch, with_method
 from diffprune.speed.timing import synchronize
 
 NOTES = (
@@ -42,7 +43,7 @@ LOOP_SECONDS = 4.0  # of one loop, where a hundred rounds take longer
 FEWEST_ROUNDS = 10
 
 
-def throughput(settings: Settings, report: Report = lambda rows: None) -> list[dict[str, Any]]:
+def throughput(settings: ProfileSettings, report: Report = lambda rows: None) -> list[dict[str, Any]]:
     """One row per method, budget, path, batch and text length, as far as time allows."""
     deadline = time.monotonic() + settings.seconds
     subject = load_subject(
@@ -85,17 +86,17 @@ def throughput(settings: Settings, report: Report = lambda rows: None) -> list[d
     return rows
 
 
-def measure_loop(settings: Settings, vlm: PrunedVLM, path: str, batch: int, num_text: int) -> dict[str, Any]:
+def measure_loop(settings: ProfileSettings, vlm: PrunedVLM, path: str, batch: int, num_text: int) -> dict[str, Any]:
     """Requests per second and percentiles of the time to first token."""
     pool = [
         make_batch(vlm, size=settings.image, num_text=num_text, batch=batch, seed=turn * batch) for turn in range(POOL)
     ]
-    probe = EagerProbe(vlm, pool[0])
+    request = EagerRequest(vlm, pool[0])
     rounds = closed_loop(answer_with(vlm, path), pool, settings.device)
     waits = sorted(rounds)
     return {
-        "num_visual": probe.num_visual,
-        "num_kept": probe.num_kept,
+        "num_visual": request.num_visual,
+        "num_kept": request.num_kept,
         "requests": batch * len(rounds),
         "requests_s": batch * len(rounds) / (sum(rounds) / 1e3),
         "ttft_ms": statistics.median(waits),
@@ -108,12 +109,12 @@ def answer_with(vlm: PrunedVLM, path: str) -> Callable[[Batch], object]:
     if path == "fast":
         fast: Any = vlm.fast
         return lambda batch: fast.ttft(batch)
-    probes: dict[int, EagerProbe] = {}
+    requests: dict[int, EagerRequest] = {}
 
     def answer(batch: Batch) -> list[int]:
-        if id(batch) not in probes:
-            probes[id(batch)] = EagerProbe(vlm, batch)
-        return probes[id(batch)].ttft()
+        if id(batch) not in requests:
+            requests[id(batch)] = EagerRequest(vlm, batch)
+        return requests[id(batch)].ttft()
 
     return answer
 

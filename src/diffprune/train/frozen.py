@@ -18,7 +18,7 @@ from diffprune.fitting import wrap_backbone
 from diffprune.inside.layers import CudnnAttention
 from diffprune.loading import brought_models, load_base, refuse_unknown, unreachable
 from diffprune.registry import BACKBONES
-from diffprune.speed.shapes import SHAPES, build, require_gpu
+from diffprune.shapes import SHAPES, build, require_gpu
 
 NO_GPU = (  # the end of the sentence
     " and about as much again for what the backward pass keeps (optim.gradient_checkpointing=true lowers that); or "

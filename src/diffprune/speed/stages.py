@@ -1,39 +1,33 @@
-"""One method on one path over one batch, cut into the stages that are timed: vision, choice, splice, prefill, decode.
+"""One request cut into the stages that are timed: vision, choice, splice, prefill, decode; on either path.
 
-    probe = EagerProbe(vlm, batch)          # or FastProbe(vlm, batch) after vlm.compile()
-    for name, stage in probe.stages.items():
+    request = EagerRequest(vlm, batch)      # or FastRequest(vlm, batch) after vlm.compile()
+    for name, stage in request.stages.items():
         median_ms(stage, device)            # each stage alone, on inputs made beforehand
-    probe.ttft()                            # all of it, from pixels on the device to token ids on the host
+    request.ttft()                          # all of it, from pixels on the device to token ids on the host
 
 The stock model is the method `full` on the eager path: its `ttft` is the untouched model's own forward.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
-import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffprune.backbones.base import Batch
 from diffprune.inside import loop
 from diffprune.inside.state import LayerState
-from diffprune.loading import load_base
 from diffprune.methods.base import Kept, LayerPruner
-from diffprune.methods.options import parse_method, split_methods
 from diffprune.model import PrunedVLM
 from diffprune.speed.flops import Layers, layer_tokens
-from diffprune.speed.shapes import SHAPES, build, is_preset, require_gpu
 from diffprune.types import VisualTokens
 
 
 @runtime_checkable
-class Probe(Protocol):
-    """What both paths give to be measured.
+class TimedRequest(Protocol):
+    """What either path gives to be measured.
 
     `stages` are calls to be timed one by one, in order: "encode", "pruner", "splice", "prefill" (what a path does not
     have apart is left out). `start` makes ready to decode, `step` decodes one more token.
@@ -58,93 +52,10 @@ class Probe(Protocol):
     def inner_pruner_ms(self) -> float | None: ...
 
 
-# --- the model and what it is asked -----------------------------------------------------------------------------------
-
-
-def load_subject(name: str, *, random_weights: bool, tiny: bool, device: str, dtype: torch.dtype) -> PrunedVLM:
-    """The full model on the device: a preset at its real size with random weights, or whatever `load_base` loads."""
-    if not random_weights:
-        model, processor = load_base(name, dtype=dtype)
-        return PrunedVLM(model.to(device), processor)
-    if name not in SHAPES:
-        what = "is known, but its size cannot be built with random weights yet" if is_preset(name) else "is not known"
-        way_out = "take one of them, or leave --random-weights out to load it"
-        raise ValueError(f"backbone {name!r} {what}; random weights are there for {', '.join(SHAPES)}: {way_out}")
-    config, processor = SHAPES[name](tiny)
-    require_gpu(name, config, dtype, device, what="measuring it", way_out="; give --size tiny or a smaller --backbone")
-    return PrunedVLM(build(config, device, dtype), processor)
-
-
-def with_method(subject: PrunedVLM, name: str, *, keep: int | float, dtype: torch.dtype) -> PrunedVLM:
-    """The model with that method in the model's own precision; a scorer without weights is given random ones.
-
-    Args:
-        name: Of the method, its options in brackets.
-    """
-    backbone = subject.backbone
-    built = parse_method(name).build(block=backbone.block, language=backbone.language)
-    vlm = subject.with_method(built, keep=keep)
-    randomise(vlm.method)
-    vlm.method.to(dtype)
-    return vlm
-
-
-@torch.no_grad()
-def randomise(method: nn.Module) -> None:
-    """Numbers in place of zero weights: an untrained head gives every token the same logit, and ties need no sort."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in method.parameters():
-        if parameter.ndim >= 2 and not bool(parameter.any()):
-            drawn = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
-            parameter.copy_(drawn)
-
-
-def picture_size(text: str) -> tuple[int, int]:
-    """(width, height) in pixels from "1344x896"."""
-    sides = text.lower().split("x")
-    if len(sides) != 2 or not all(side.isdigit() and int(side) > 0 for side in sides):
-        raise ValueError(f"image {text!r} is no size; write width x height in pixels, for example 336x336")
-    return int(sides[0]), int(sides[1])
-
-
-def picture(seed: int, size: tuple[int, int]) -> Image.Image:
-    """Random pixels, (width, height)."""
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8))
-
-
-def make_batch(vlm: PrunedVLM, *, size: tuple[int, int], num_text: int, batch: int, seed: int = 0) -> Batch:
-    """Prompts of one picture and exactly `num_text` text tokens each, on the device."""
-    pictures = [picture(seed + row, size) for row in range(batch)]
-    made = vlm.prepare(pictures, [""] * batch)
-    ids = made.features["input_ids"]
-    present = int((ids[0] != vlm.backbone.image_token_id).sum())
-    missing = num_text - present
-    if missing < 0:
-        raise ValueError(f"{num_text} text tokens are fewer than the prompt's own {present}; give {present} or more")
-    tail = torch.tensor(plain_ids(vlm)).to(ids)
-    drawn = torch.randint(len(tail), (batch, missing), generator=torch.Generator().manual_seed(seed)).to(ids.device)
-    features = {
-        **made.features,
-        "input_ids": torch.cat([ids, tail[drawn]], dim=1),
-        "attention_mask": torch.cat([made.features["attention_mask"], ids.new_ones(batch, missing)], dim=1),
-    }
-    for key in vlm.backbone.sequence_features:
-        if key in features:
-            features[key] = torch.cat([features[key], features[key].new_zeros(batch, missing)], dim=1)
-    return replace(made, features=features)
-
-
-def plain_ids(vlm: PrunedVLM) -> list[int]:
-    """Ids of ordinary tokens: nothing that opens or closes a picture or a text."""
-    tokenizer = vlm.backbone.tokenizer
-    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder, vlm.backbone.image_token_id}
-    return [index for index in range(len(tokenizer)) if index not in special]
-
-
 # --- the model as it is -----------------------------------------------------------------------------------------------
 
 
-class EagerProbe:
+class EagerRequest:
     """A method through the model's own modules, one after the other.
 
     Args:
@@ -160,7 +71,7 @@ class EagerProbe:
     def __init__(self, vlm: PrunedVLM, batch: Batch) -> None:
         self.vlm, self.batch = vlm, batch
         self.is_inside = vlm.method.is_inside
-        self.cuts = TimedCuts(cast(LayerPruner, vlm.method)) if self.is_inside else None
+        self.cuts = TimedLayerPruner(cast(LayerPruner, vlm.method)) if self.is_inside else None
         self.tokens = self._encode()
         self.counts = vlm.budget.counts(self.tokens.mask)
         if vlm.method.name == "full":
@@ -263,7 +174,7 @@ class EagerProbe:
         return None if self.cuts is None else self.cuts.take_ms()
 
 
-class TimedCuts(LayerPruner):
+class TimedLayerPruner(LayerPruner):
     """A method inside the language model that notes how long its choices take, and is the method in all else."""
 
     def __init__(self, method: LayerPruner) -> None:
@@ -305,7 +216,7 @@ class TimedCuts(LayerPruner):
 # --- the fast path ----------------------------------------------------------------------------------------------------
 
 
-class FastProbe:
+class FastRequest:
     """A method on the compiled path; `vlm.compile()` has been called.
 
     Args:
@@ -330,7 +241,7 @@ class FastProbe:
         if not self.is_inside and vlm.method.name != "full":
             names["pruner"] = "prune"
         self.stages = {name: partial(getattr(self.fast, stage), run) for name, stage in names.items()}
-        eager = EagerProbe(vlm, batch)  # the same method's token counts, without padding
+        eager = EagerRequest(vlm, batch)  # the same method's token counts, without padding
         self.num_visual, self.num_kept, self.layers = eager.num_visual, eager.num_kept, eager.layers
         self.num_columns, self.kv_columns = run.bucket.length, list(run.bucket.columns)
         captured: dict[str, bool] = self.fast.captured(run)
@@ -352,13 +263,3 @@ class FastProbe:
 
     def inner_pruner_ms(self) -> float | None:
         return None  # one graph with the prefill
-
-
-def check_methods(text: str) -> list[str]:
-    """The methods of a comma-separated text, each once; an error where one, or an option of it, is not known."""
-    wanted = split_methods(text)
-    if not wanted:
-        raise ValueError("no method was named; give some, for example --methods full,diffprune")
-    for name in wanted:
-        parse_method(name)
-    return wanted

@@ -52,7 +52,7 @@ def test_what_a_guess_gets_stands_under_the_scores_of_the_tasks_that_have_it():
     rows = [{**row, "task": "color", "score": 90.0}, {**row, "task": "shape", "score": 80.0}]
     page = render_tables([rows[0] | {"chance": 27.5}, rows[1]])
     assert "| full | 1.0 | 90.00 | 80.00 |\n| chance | - | 27.50 | - |\n" in page
-    assert page.count("chance") == 1  # not among the means over tasks
+    assert page.count("chance") == 1
     assert "chance" not in render_tables(rows)
 
 
@@ -129,8 +129,8 @@ def test_a_short_table_of_quality_goes_from_the_best_at_the_smallest_budget_belo
     ]
     results = found("kept", [{"method": "full", "keep": 1.0, "retention": 100.0}, *rows])
     page = refresh_tables("<!-- results: kept, short -->\n<!-- end of results -->", {"kept": results})
-    told = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")][2:]
-    assert told == ["random", "better", "worse"]
+    order = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")][2:]
+    assert order == ["random", "better", "worse"]
 
 
 def test_each_time_stands_beside_its_ratio_to_the_floor():
@@ -141,3 +141,31 @@ def test_each_time_stands_beside_its_ratio_to_the_floor():
         "| method | path | prefill_ms | ratio_to_floor | floor_ms | ttft_ms | ttft_ratio_to_floor | decode_tok_s | "
         "decode_ratio_to_floor |" in page
     )
+
+
+def test_scores_by_task_are_means_over_seeds_where_nothing_sums_them_up():
+    rows = [
+        {"method": "random", "keep": 64, "seed": seed, "task": task, "score": score, "full_score": 100.0}
+        for seed, task, score in ((0, "colour", 50.0), (1, "colour", 60.0), (0, "shape", 20.0))
+    ]
+    assert "| random | 64 | 55.00 | 20.00 |" in render_tables(rows)
+    assert "colour" not in render_tables([*rows, {"method": "random", "keep": 64, "retention": 40.0}])
+
+
+def test_models_of_one_file_have_tables_of_their_own():
+    rows = [
+        {"backbone": name, "method": "random", "keep": 64, "retention": left} for name, left in (("s", 1.0), ("l", 2.0))
+    ]
+    page = render_tables(rows)
+    assert page.index("s:\n") < page.index("| random | 1.0 |") < page.index("l:\n") < page.index("| random | 2.0 |")
+
+
+def test_many_plain_rows_are_one_number_by_its_conditions():
+    rows = [
+        {"backbone": "tiny", "method": f"m{place}", "keep": keep, "n_seeds": 5, "lift": place + keep}
+        for place in range(30)
+        for keep in (0.25, 0.5)
+    ]
+    page = render_tables(rows)
+    assert "lift by keep:" in page and "| m3 | tiny | 3.25 | 3.5 |" in page and "n_seeds" not in page
+    assert "60 rows." in render_tables([{"own": index} for index in range(60)])
