@@ -65,11 +65,12 @@ trap 'stop_pool; stop_filling; exit 143' TERM INT
 
 # --- scorers and answers --------------------------------------------------------------------------------------------
 
-train() { # config, name, seed
-    [ ! -f "$work/train/$2-$3/model.safetensors" ] || return 0 # is there
+train() { # method, seed
+    [ ! -f "$work/train/$1-$2/model.safetensors" ] || return 0 # is there
     # shellcheck disable=SC2086  # overrides are words
-    echo "train-$2-$3" "$TRAIN_LIMIT" "$python" -m diffprune train --json --resume \
-        --config "configs/scenes_llava_next/$1.yaml" --out "$work/train/$2-$3" "backbone.weights=$work/model" "seed=$3" \
+    echo "train-$1-$2" "$TRAIN_LIMIT" "$python" -m diffprune train --json --resume \
+        --config lab/configs/scenes_llava_next/diffprune_any.yaml --out "$work/train/$1-$2" "method.name=$1" \
+        "backbone.weights=$work/model" "seed=$2" \
         "budget.range=$RANGE" "optim.steps=$STEPS" "optim.batch_size=$BATCH" "data.validation=$HELD_OUT" \
         validation.every=0.5 saving.tensorboard=false ${EXTRA:-}
 }
@@ -86,8 +87,8 @@ evaluate() { # name, further options of `diffprune eval`
 
 trainings() {
     local seed
-    for seed in $SEEDS; do train diffprune_bridge_any diffprune "$seed"; done
-    train gumbel_ste_any gumbel_ste "${SEEDS%% *}"
+    for seed in $SEEDS; do train diffprune "$seed"; done
+    train gumbel_ste "${SEEDS%% *}"
 }
 
 evaluations() {

@@ -29,14 +29,14 @@ export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1} PYTORCH_CUDA_ALLOC_CONF=expan
 export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 
 if [ "${SIZE:-full}" = tiny ]; then
-    config=configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
+    config=lab/configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
     : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${QUESTIONS:=4}" "${KNOB_QUESTIONS:=2}"
     : "${LEARNED:=visionselector oc_vtp}" "${KNOBS:=first
 matched method.noise=matched}"
     : "${KEEP:=32,16,8}" "${RANGE:=[4,40]}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
-    config=configs/scenes_llava/diffprune_any.yaml model=scenes-llava device=${DEVICE:-}
+    config=lab/configs/scenes_llava/diffprune_any.yaml model=scenes-llava device=${DEVICE:-}
     : "${STEPS:=400}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456}" "${QUESTIONS:=500}"
     : "${KNOB_QUESTIONS:=100}" "${KEEP:=128,64,32}" "${RANGE:=[8,160]}" "${OTHER_KEEP:=256,192,96,48,24,16,8}"
     : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
@@ -74,11 +74,25 @@ trap 'stop_pool; exit 143' TERM INT
 
 # --- what is trained ------------------------------------------------------------------------------------------------
 
+own() { # method: its own learning rate and temperatures, where they are not ours
+    local still="tau.start=1.0 tau.end=1.0 tau.anneal_steps=0"
+    case $1 in
+    atp_llava) echo "$still optim.lr=1e-2" ;;
+    dynamic_llava) echo "tau.start=1.0 tau.end=0.1 tau.anneal_steps=1.0 optim.lr=2e-3" ;;
+    dynamicvit) echo "$still optim.lr=1e-3" ;;
+    glimpse_prune) echo "tau.start=1.0 tau.end=0.5" ;;
+    oc_vtp) echo "$still optim.lr=1e-3 optim.warmup=0.13" ;;
+    p_mod) echo "$still optim.lr=2e-3" ;;
+    visionselector) echo "$still method.ramp_steps=300" ;;
+    esac
+}
+
 train() { # name, seed, overrides
-    local name=$1 seed=$2 own=${config%/*}/$1_any.yaml
+    local name=$1 seed=$2
     shift 2
-    [ -f "$own" ] || own=$config # other methods have learning rates and temperatures of their own
-    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune train --json --config "$own" \
+    # shellcheck disable=SC2046  # overrides are words
+    set -- $(own "$name") "$@"
+    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune train --json --config "$config" \
         --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
         "optim.precision=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 saving.tensorboard=false \
         "$@" ${EXTRA:-}

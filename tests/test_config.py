@@ -3,15 +3,27 @@ import dataclasses
 import pytest
 import yaml
 
-from diffprune.config import RunConfig, differences, load_config, make_config, parse_override, to_yaml
+from diffprune.config import (
+    BRIDGE,
+    RunConfig,
+    default_recipe,
+    differences,
+    load_config,
+    make_config,
+    parse_override,
+    to_yaml,
+)
 from diffprune.methods.diffprune import DiffPruneOptions
+from diffprune.methods.options import build_method
+from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES, METHODS
+from tests import tiny
 
 MINIMAL = {"backbone": {"name": "llava"}, "budget": {"keep": 64}}
 
 
-def configs(root):
-    return sorted(path for path in (root / "configs").rglob("*.yaml") if path.parent.name != "accelerate")
+def configs(root, folder="configs"):
+    return sorted(path for path in (root / folder).rglob("*.yaml") if path.parent.name != "accelerate")
 
 
 def test_the_defaults_are_the_papers_numbers():
@@ -39,9 +51,10 @@ def test_a_file_wins_over_its_recipe_and_an_override_over_the_file():
     assert (config.optim.clip, config.optim.lr, config.optim.warmup) == (0.5, 1e-4, 0)
 
 
-def test_every_config_of_a_public_model_has_the_papers_recipe(root):
-    found = [path for path in configs(root) if not path.parent.name.startswith("scenes")]
-    assert len(found) >= 5
+def test_every_family_that_writes_has_one_config_to_start_from_by_the_papers_recipe(root):
+    found = configs(root)
+    assert {path.parent.name for path in found} == set(BACKBONES.names()) - {"deit"}  # which classifies
+    assert len({path.parent.name for path in found}) == len(found)
     for path in found:
         config = load_config(path)
         assert config.recipe == "paper"
@@ -51,31 +64,6 @@ def test_every_config_of_a_public_model_has_the_papers_recipe(root):
         assert path.stem == f"{config.method.name}_k{config.budget.keep}"
         presets = BACKBONES.get(path.parent.name).presets  # the folder is the family
         assert presets[config.backbone.name].hub_id == config.backbone.weights
-
-
-def test_every_family_that_writes_has_a_config_to_start_from(root):
-    found = {path.parent.name for path in configs(root)}
-    assert found >= set(BACKBONES.names()) - {"deit"}  # which classifies
-    tokens = {load_config(path).budget.keep for path in (root / "configs" / "llava_next").glob("*.yaml")}
-    assert tokens == {640, 320, 160}  # the paper's
-
-
-def test_the_configs_of_scenes_train_what_their_names_say(root):
-    found = [path for path in configs(root) if path.parent.name.startswith("scenes")]
-    assert len(found) >= 10
-    for path in found:
-        config = load_config(path)
-        folder = path.parent.name  # a reference model that comes with the package, or a family and a folder of weights
-        shipped = config.backbone.name == folder.replace("_", "-")
-        family = config.backbone.name.startswith(folder.removeprefix("scenes_")) and config.backbone.weights
-        assert shipped or family
-        assert config.data.name == "scenes"
-        assert config.optim.steps and config.optim.precision == "float32"
-        METHODS.get(config.method.name).Options(**config.method.options)
-        wanted = "any" if config.budget.range else f"k{config.budget.keep}"
-        ours = config.method.name == "diffprune"
-        assert config.recipe == ("bridge" if ours else "default")
-        assert path.stem in {f"{config.method.name}_{wanted}"} | ({f"diffprune_bridge_{wanted}"} if ours else set())
 
 
 def test_the_bridge_removes_tokens_and_keeps_kept_ones_exact():
@@ -91,8 +79,28 @@ def test_diffprune_is_by_the_bridge_where_nothing_is_said_and_other_methods_are_
     assert make_config(MINIMAL, ["method.name=diffprune-scale"]).recipe == "bridge"
     other = make_config(MINIMAL, ["method.name=gumbel_ste"])
     assert (other.recipe, other.remove_below, other.method.options) == ("default", 0.0, {})
-    assert make_config(MINIMAL, ["recipe=default"]).method.options == {}
+    assert make_config(MINIMAL, ["recipe=default"]).method.options == {"kept_exact": False, "standardise": False}
     assert "recipe: bridge" in to_yaml(make_config(MINIMAL)) and "recipe: default" in to_yaml(other)
+
+
+@pytest.mark.parametrize("name", ["diffprune", "diffprune-scale", "diffprune-global"])
+def test_a_method_by_its_name_alone_has_the_options_of_a_config_without_a_recipe(name):
+    config = make_config(MINIMAL, [f"method.name={name}"])
+    alone = PrunedVLM(*tiny.build("llava"), method=name).method
+    configured = build_method(name, block=alone.block, **config.method.options)
+    assert config.recipe == default_recipe(name) == "bridge"
+    assert alone.options == configured.options == dataclasses.replace(alone.options, **dict.fromkeys(BRIDGE, True))
+    for recipe in ("default", "paper"):  # and these are something else
+        options = make_config(MINIMAL, [f"method.name={name}", f"recipe={recipe}"]).method.options
+        assert build_method(name, block=alone.block, **options).options != alone.options
+
+
+def test_settings_that_are_gone_are_read_where_they_did_nothing_and_refused_where_not():
+    """A run.yaml of an earlier version names them all."""
+    old = {**MINIMAL, "hardness": 0.0, "hardness_ramp": 1.0}
+    assert make_config(old) == make_config(MINIMAL) and differences(make_config(old), make_config(MINIMAL)) == []
+    with pytest.raises(ValueError, match=r"^hardness is 2\.0: the hardness loss is no longer there .*; set it to 0"):
+        make_config({**old, "hardness": 2.0})
 
 
 def test_a_change_is_shown_by_its_key():
@@ -116,7 +124,8 @@ def test_a_config_cannot_be_changed():
 def test_options_of_the_method_stand_beside_its_name():
     values = {**MINIMAL, "recipe": "default", "method": {"name": "diffprune", "noise": "unit"}}
     config = make_config(values, ["method.scorer_depth=3"])
-    assert config.method.options == {"noise": "unit", "scorer_depth": 3}
+    assert {"noise": "unit", "scorer_depth": 3}.items() <= config.method.options.items()
+    assert make_config(values, ["method.name=gumbel_ste"]).method.options == {"noise": "unit"}
 
 
 @pytest.mark.parametrize(
@@ -201,10 +210,3 @@ def test_a_missing_file_is_named(tmp_path):
 def test_the_yaml_is_plain(root):
     values = yaml.safe_load(to_yaml(make_config(MINIMAL)))
     assert set(values) == {field.name for field in dataclasses.fields(RunConfig)}
-
-
-def test_a_run_folder_of_before_still_loads_and_what_is_gone_is_named():
-    before = {**MINIMAL, "hardness": 0.0, "hardness_ramp": 0.5}
-    assert make_config(before) == make_config(MINIMAL)
-    with pytest.raises(ValueError, match=r"hardness=2\.0 is no longer an option; leave it out"):
-        make_config({**MINIMAL, "hardness": 2.0})

@@ -11,7 +11,8 @@ from torch import nn
 
 import diffprune as dp
 from diffprune import loading, model
-from diffprune.loading import load_vlm, refuse_gaps
+from diffprune.api import load_vlm
+from diffprune.loading import refuse_gaps
 from diffprune.methods.base import Card, Kept, MergingPruner
 from diffprune.methods.cls_attention import ClsAttentionOptions
 from diffprune.model import PrunedVLM

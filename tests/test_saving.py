@@ -1,159 +1,239 @@
-"""What a saved pruner says of itself: budgets, revision, measured rows; and who may read it."""
-
-import errno
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload
-from transformers import AutoModelForImageTextToText
+from safetensors.torch import load_file
 
-from diffprune import loading
-from diffprune.model import PrunedVLM
-from tests import tiny
-from tests.train import runs
+from diffprune.saving import exported_state, fingerprint, load_pruner, save_pruner
 
-
-def make(**options: Any) -> PrunedVLM:
-    return PrunedVLM(*tiny.build("llava"), method="diffprune", **{"keep": 4, **options})
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
+CONFIG = {
+    "method": {"name": "diffprune", "options": {"scorer_depth": 2}},
+    "base": {"id": "example/base", "revision": None, "model_type": "llava", "fingerprint": "00ff"},
+    "features": {"layer": -2, "before": "projector"},
+    "budgets": [64],
+    "positions": "original",
+    "notes": "",
+}
 
 
-def test_the_budgets_trained_for_outlive_loading_with_another_one(tmp_path: Path) -> None:
-    vlm = make()
-    vlm.trained_for = (2, 8)
-    vlm.save_pretrained(tmp_path / "a", base_id="x/y")
-    model, processor = tiny.build("llava")
-    loaded = PrunedVLM.from_pretrained(tmp_path / "a", base=model, processor=processor)
-    assert loaded.budget.keep == 8  # the largest, where none is asked for
-    other = PrunedVLM.from_pretrained(tmp_path / "a", keep=3, base=model, processor=processor)
-    assert other.budget.keep == 3
-    other.save_pretrained(tmp_path / "b")
-    assert config_of(tmp_path / "b")["budgets"] == [2, 8]
-    assert "trained for keep = 2 to 8" in (tmp_path / "b" / "README.md").read_text()
+def some_state(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "scorer.head.weight": torch.randn(1, 8, generator=generator),
+        "scorer.head.bias": torch.zeros(1),
+        "throttle_block.weight": torch.randn(8, 8, generator=generator),
+        "throttle_mean": torch.zeros(8),
+    }
 
 
-def test_measured_rows_are_a_table_of_the_card(tmp_path: Path) -> None:
-    make().save_pretrained(tmp_path, card_rows=[{"method": "diffprune", "keep": 64, "retention": 97.25}])
-    assert "| diffprune | 64 | 97.25 |" in (tmp_path / "README.md").read_text()
+@pytest.fixture
+def saved(tmp_path):
+    save_pruner(tmp_path / "run", state=some_state(), config=CONFIG)
+    return tmp_path / "run"
 
 
-@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o077, 0o600)])
-def test_the_weights_have_the_mode_of_any_other_file(mask: int, mode: int, tmp_path: Path) -> None:
-    before = os.umask(mask)
-    try:
-        make().save_pretrained(tmp_path / "pruner")
-    finally:
-        os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "pruner").iterdir()}
-    assert modes == dict.fromkeys(("config.json", "model.safetensors", "README.md"), mode)
+def files(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_the_revision_is_kept_and_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = runs.save_model(tmp_path / "base")
-    vlm = make()
-    monkeypatch.setattr(vlm.base.config, "_commit_hash", "abc123", raising=False)
-    vlm.save_pretrained(tmp_path / "pruner", base_id=str(base))
-    assert config_of(tmp_path / "pruner")["base"]["revision"] == "abc123"
-    asked: list[Any] = []
-    load = loading.load_base
-
-    def watch(name: str, **kwargs: Any) -> Any:
-        asked.append(kwargs)
-        return load(name, **kwargs)
-
-    monkeypatch.setattr(loading, "load_base", watch)
-    PrunedVLM.from_pretrained(tmp_path / "pruner")
-    PrunedVLM.from_pretrained(tmp_path / "pruner", revision="other")
-    assert asked == [{"revision": "abc123"}, {"revision": "other"}]
+def test_a_saved_pruner_loads_back(saved):
+    config, state = load_pruner(saved)
+    assert {key: config[key] for key in CONFIG} == CONFIG
+    assert config["format"] == 1 and "torch" in config["versions"]
+    expected = exported_state(some_state())
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
 
 
-def test_offloaded_embeddings_or_tower_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    make().save_pretrained(tmp_path / "pruner")
-    model, processor = runs_copy()
-    cpu_offload(model, execution_device=torch.device("cpu"))
-    for load in (
-        lambda: PrunedVLM(model, processor, method="diffprune"),
-        lambda: PrunedVLM.from_pretrained(tmp_path / "pruner", base=model, processor=processor),
-    ):
-        with pytest.raises(ValueError, match="device_map has offloaded the model's embeddings, vision tower"):
-            load()
+def test_the_throttler_never_leaves_training(saved):
+    assert set(load_file(saved / "model.safetensors")) == {"scorer.head.weight", "scorer.head.bias"}
+    assert exported_state({"pruner.throttle_block.weight": torch.zeros(1)}) == {}
 
 
-def runs_copy() -> tuple[Any, Any]:
-    """A tiny model of its own, which may be spoilt."""
-    import importlib
-
-    return importlib.import_module("tests.tiny.llava").build()
+def test_the_folder_holds_three_files_and_no_leftovers(saved):
+    assert sorted(files(saved)) == ["README.md", "config.json", "model.safetensors"]
+    assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_the_scorer_that_ships_is_loaded_by_its_name() -> None:
-    vlm = PrunedVLM.from_pretrained("scenes-llava-diffprune", keep=64)
-    assert vlm.method.name == "diffprune" and vlm.base.config.image_seq_length == 576
+def test_other_files_in_the_folder_are_left_alone(saved):
+    (saved / "training.safetensors").write_bytes(b"x")
+    save_pruner(saved, state=some_state(1), config=CONFIG)
+    assert (saved / "training.safetensors").read_bytes() == b"x"
+    assert torch.equal(load_pruner(saved)[1]["scorer.head.weight"], some_state(1)["scorer.head.weight"])
 
 
-def test_a_name_without_a_shipped_scorer_is_an_absent_folder() -> None:
-    with pytest.raises(ValueError, match=r"scenes-nano-diffprune.config\.json is missing"):
-        PrunedVLM.from_pretrained("scenes-nano-diffprune")
+def test_views_and_shared_tensors_are_saved_as_they_look(tmp_path):
+    square = torch.arange(4.0).view(2, 2)
+    save_pruner(tmp_path / "run", state={"a": square.T, "b": square}, config=CONFIG)
+    _, state = load_pruner(tmp_path / "run")
+    assert torch.equal(state["a"], square.T) and torch.equal(state["b"], square)
 
 
-def test_a_reference_model_takes_a_type_by_name_and_refuses_what_it_cannot_follow() -> None:
-    model, _ = loading.load_base("scenes-nano", dtype="bfloat16")
-    assert model.dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="scenes-nano comes with the lab"):
-        loading.load_base("scenes-nano", revision="main")
+def test_a_method_without_weights_can_be_saved(tmp_path):
+    save_pruner(tmp_path / "run", state={}, config={**CONFIG, "method": {"name": "divprune", "options": {}}})
+    assert load_pruner(tmp_path / "run")[1] == {}
+
+
+def test_the_card_names_the_base_and_shows_the_measured_rows(tmp_path):
+    rows = [{"method": "diffprune", "keep": 64, "retention": 91.25}]
+    save_pruner(tmp_path / "run", state=some_state(), config=CONFIG, card_rows=rows)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: diffprune\nbase_model: example/base\n")
+    assert "| diffprune | 64 | 91.25 |" in card
+
+
+def test_a_base_without_a_name_is_not_made_up(tmp_path):
+    save_pruner(tmp_path / "run", state={}, config={**CONFIG, "base": {**CONFIG["base"], "id": ""}})
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "base_model:" not in card and "a model without a name" in card
+
+
+def test_a_card_without_measurements_says_so(saved):
+    assert "Nothing has been measured" in (saved / "README.md").read_text()
+
+
+def test_a_save_that_fails_while_writing_leaves_the_old_files(saved):
+    before = files(saved)
+    with pytest.raises(ValueError, match=r"Out of range|not JSON compliant"):
+        save_pruner(saved, state=some_state(1), config={**CONFIG, "notes": float("nan")})
+    assert files(saved) == before and list(saved.parent.iterdir()) == [saved]
+
+
+@pytest.mark.parametrize("moves_before_failure", [0, 1, 2])
+def test_a_save_that_fails_while_moving_leaves_the_old_files(saved, monkeypatch, moves_before_failure):
+    before, replace, moves = files(saved), os.replace, []
+
+    def fail_once(source, target):
+        moves.append(target)
+        if len(moves) == moves_before_failure + 1:
+            raise OSError("disk gone")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    with pytest.raises(OSError, match="disk gone"):
+        save_pruner(saved, state=some_state(1), config=CONFIG)
+    assert files(saved) == before
+
+
+def test_a_first_save_that_fails_while_moving_leaves_no_file(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def fail_on_config(source, target):
+        if target.name == "config.json":
+            raise OSError("disk gone")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_on_config)
+    with pytest.raises(OSError, match="disk gone"):
+        save_pruner(tmp_path / "run", state=some_state(), config=CONFIG)
+    assert files(tmp_path / "run") == {}
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    ("key", "value"),
+    [("method", None), ("budgets", 64), ("base", {"id": "example/base"}), ("method", {"name": "diffprune"})],
+)
+def test_a_wrong_config_entry_is_refused_by_name(tmp_path, key, value):
+    with pytest.raises(ValueError, match=key):
+        save_pruner(tmp_path / "run", state=some_state(), config={**CONFIG, key: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def fill_with_text(path):
+    path.write_text("this is no such file")
+
+
+def use_a_base_models_config(path):
+    path.write_text(json.dumps({"model_type": "llava"}))
+
+
+def use_a_newer_format(path):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+
+
+def drop_an_entry(path):
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "features"})
+    )
+
+
+def change_one_weight(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
     [
-        ("scenes-nona", r"'scenes-nona' is neither .* did you mean scenes-nano"),
-        ("llava-1.5-8b", "did you mean .*llava-1.5-7b"),
-        ("zebra", r"'zebra' .*give a folder that is there, a hub id \(owner/name\) or one of scenes-llava"),
-        ("/no/such/folder", "'/no/such/folder' .*give a folder that is there"),
+        ("model.safetensors", cut_short, "is damaged"),
+        ("model.safetensors", fill_with_text, "is damaged"),
+        ("model.safetensors", change_one_weight, "does not belong"),
+        ("model.safetensors", os.unlink, "is missing"),
+        ("config.json", cut_short, "is damaged"),
+        ("config.json", fill_with_text, "is damaged"),
+        ("config.json", use_a_base_models_config, "not of a saved pruner"),
+        ("config.json", use_a_newer_format, "upgrade diffprune"),
+        ("config.json", drop_an_entry, "features is None"),
+        ("config.json", os.unlink, "is missing"),
     ],
 )
-def test_a_name_that_can_be_no_model_is_refused_before_the_hub_is_asked(name, words, monkeypatch) -> None:
-    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", lambda *_, **__: pytest.fail("asked the hub"))
-    with pytest.raises(ValueError, match=words):
-        loading.load_base(name)
+def test_a_damaged_or_foreign_file_is_refused_by_name(saved, file, damage, message):
+    damage(saved / file)
+    with pytest.raises(ValueError, match=message) as error:
+        load_pruner(saved)
+    assert file in str(error.value)
 
 
-def test_a_hub_id_that_cannot_be_reached_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^'owner/nothing' is neither .* that can be reached \(We couldn't connect"):
-        loading.load_base("owner/nothing")
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("model.safetensors", cut_short),
+        ("model.safetensors", change_one_weight),
+        ("model.safetensors", os.unlink),
+        ("config.json", cut_short),
+        ("config.json", os.unlink),
+    ],
+)
+def test_a_damaged_pruner_of_the_package_is_restored_not_saved_again(saved, file, damage):
+    damage(saved / file)
+    with pytest.raises(ValueError, match="save") as error:
+        load_pruner(saved)
+    assert "restore" not in str(error.value)
+    with pytest.raises(ValueError, match=f"restore it with `git checkout -- {saved / file}` or install") as error:
+        load_pruner(saved, restore="restore it with `git checkout -- {path}` or install the package again")
+    assert "again" in str(error.value) and "download" not in str(error.value)
 
 
-def test_a_full_disk_while_a_model_is_fetched_is_not_taken_for_the_hub(monkeypatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", full)
-    with pytest.raises(OSError, match="No space left"):
-        loading.load_base("owner/nothing")
-
-
-def test_a_tokenizer_that_is_json_and_no_tokenizer_is_found(tmp_path: Path) -> None:
-    base = runs.save_model(tmp_path / "base")
-    assert loading.damaged_file(base) is None
-    (base / "tokenizer.json").write_text("{}")
-    assert loading.damaged_file(base) == base / "tokenizer.json"
+def weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Values as a 16-bit checkpoint holds them, subnormals of float16 included."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.randn(40, 50, generator=generator) * 0.02
+    tiny = torch.randn(300, generator=generator) * 1e-5
+    return {name: value.to(torch.bfloat16).to(dtype) for name, value in (("wide", wide), ("tiny", tiny))}
 
 
-def test_an_order_that_was_saved_is_raster_order_or_refused(tmp_path: Path) -> None:
-    make().save_pretrained(tmp_path)
-    assert "order" not in config_of(tmp_path)
-    model, processor = tiny.build("llava")
-    for order in ("raster", "native"):
-        (tmp_path / "config.json").write_text(json.dumps({**config_of(tmp_path), "order": order}))
-        if order == "raster":
-            assert PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor).method.name == "diffprune"
-            continue
-        with pytest.raises(ValueError, match="saved with order='native', which is no longer an option; change it to"):
-            PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_fingerprint_is_the_same_in_every_precision_of_a_16_bit_model(dtype):
+    assert fingerprint(weights(dtype=dtype).items()) == fingerprint(weights().items())
+
+
+def test_a_fingerprint_does_not_depend_on_the_order():
+    assert fingerprint(reversed(weights().items())) == fingerprint(weights().items())
+
+
+def test_a_fingerprint_tells_values_names_and_shapes_apart():
+    base = weights()
+    others = [
+        weights(1),
+        {"renamed": base["wide"], "tiny": base["tiny"]},
+        {"wide": base["wide"].view(50, 40), "tiny": base["tiny"]},
+        {"wide": base["wide"]},
+    ]
+    prints = [fingerprint(other.items()) for other in [base, *others]]
+    assert len(set(prints)) == len(prints)

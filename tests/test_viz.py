@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from diffprune.api import load_vlm
 from diffprune.cli.main import _run
-from diffprune.loading import load_vlm
 from diffprune.model import PrunedVLM
 from diffprune.types import ImageSelection
 from diffprune.viz import end_similarity, light_up
@@ -117,7 +117,7 @@ def test_a_learned_method_without_weights_is_refused(scene_file: Path, capsys) -
 def test_a_device_that_is_not_there_is_one_sentence_before_anything_is_loaded(
     command: str, scene_file: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diffprune.loading.load_base", lambda name: pytest.fail("the model is loaded"))
+    monkeypatch.setattr("diffprune.api.load_base", lambda name: pytest.fail("the model is loaded"))
     rest = ["what?"] if command == "ask" else ["--out", str(tmp_path / "x.png")]
     assert _run([command, "--image", str(scene_file), "--device", "cuda:99", *rest]) != 0
     error = capsys.readouterr().err.strip()

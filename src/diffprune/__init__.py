@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffprune import backbones, methods, ops, train
+    from diffprune.api import load
     from diffprune.config import RunConfig as Config
-    from diffprune.loading import load
     from diffprune.methods.base import Pruner
     from diffprune.model import PrunedVLM
     from diffprune.registry import register
@@ -39,7 +39,7 @@ _HOME = {
     "Pruner": "diffprune.methods.base:Pruner",
     "Selection": "diffprune.types:Selection",
     "VisualTokens": "diffprune.types:VisualTokens",
-    "load": "diffprune.loading:load",
+    "load": "diffprune.api:load",
     "register": "diffprune.registry:register",
 }
 _PACKAGES = ("backbones", "methods", "ops", "train")  # all but `ops` can be called: methods(), backbones(), train(...)

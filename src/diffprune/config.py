@@ -9,21 +9,18 @@ Values come, weakest first, from the defaults below, the recipe, the file, the o
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-import re
-import types
-import typing
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from diffprune.config_reader import build, coerce, merge, parse_override, parse_yaml
 from diffprune.types import Budget
 
 Recipe = Literal["default", "paper", "bridge"]
+BRIDGE = ("kept_exact", "standardise")  # options of DiffPrune that are on by default
 STARTS = (2.0, 0.25)  # temperatures to start from that tau.start=auto chooses from, the paper's first
 
 
@@ -46,7 +43,7 @@ class BackboneConfig:
 
     Args:
         name: A family (`llava`) or a preset (`llava-1.5-7b`); `diffprune backbones` lists both.
-        weights: A Hugging Face model id or a folder; the preset's own where left out.
+        weights: A Hugging Face model id or a folder; default: the preset's own.
         revision: Of the model id.
         dtype: Of the frozen weights.
         random_weights: The real shape with random numbers in it, for measuring speed without a download.
@@ -163,18 +160,19 @@ class DataConfig:
     """Pictures with captions.
 
     Args:
-        name: `scenes` (drawn, no download); a folder with a JSONL file, parquet files or WebDataset tar shards; a JSON
-            file of LLaVA conversations; or a Hugging Face dataset id, which is streamed.
+        name: A folder with a JSONL file, parquet files or WebDataset tar shards; a JSON file of LLaVA conversations; a
+            Hugging Face dataset id, which is streamed; or a source that an installed package brings, such as `scenes`
+            (drawn, no download).
         split: Of a Hugging Face dataset.
         image: Column with the picture: its file, or its bytes.
         caption: Column with the text to learn.
-        images: Folder that file names of pictures start from; where left out, the folder the data lies in.
+        images: Folder that file names of pictures start from; default: the folder the data lies in.
         prompt: What is asked where a row has no `question`; the caption is its answer. Conversations bring their own.
         share: How much of the data is used, drawn once without replacement by `seed`.
         seed: Of that draw alone, so that runs with other seeds see the same subset.
         validation: Samples held out for the validation loss.
         buffer: Rows of a stream (parquet, hub) that are held in memory to shuffle it.
-        sizes: Of the pictures of scenes: "fixed" (192 x 192), "384" or "varying"; where left out, what the model's
+        sizes: Of pictures that a source draws: "fixed" (192 x 192), "384" or "varying"; default: what the model's
             folder says (`scenes.json`), else fixed.
     """
 
@@ -239,8 +237,7 @@ class RunConfig:
     Args:
         remove_below: Tokens with a weight below this are taken out of the training sequence, all but the K best;
             0 takes none out, as in the paper.
-        recipe: What set values before the file did (`recipe_values`). A file that names none is by the bridge where it
-            trains diffprune and by the defaults where it trains another method; here it has been decided.
+        recipe: What set values before the file did (`recipe_values`); default: `default_recipe` of the method.
     """
 
     backbone: BackboneConfig
@@ -264,175 +261,56 @@ def is_ours(method: object) -> bool:
     return isinstance(method, str) and method.startswith("diffprune")
 
 
+def default_recipe(method: object) -> Recipe:
+    """The recipe of a config that names none: the bridge for DiffPrune, whose own options have it as their default."""
+    return "bridge" if is_ours(method) else "default"
+
+
 def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
     """What a recipe sets before the file does.
 
     `paper` has what is printed and nothing else: no warm-up, no clipping, AdamW's weight decay as its library has it,
     none of our additions to the method. `bridge` leads from throttling to dropping: logits are standardised, so
     that the temperature really hardens them, tokens of negligible weight leave the training sequence, and a kept token
-    is what will be deployed.
+    is what will be deployed. `default` sets nothing; of DiffPrune it is training without the bridge.
     """
     values: dict[str, Any] = {}
+    if recipe == "default" and is_ours(method):
+        values = {"method": dict.fromkeys(BRIDGE, False)}
     if recipe == "paper":
         values = {"optim": {"warmup": 0, "clip": None, "weight_decay": 0.01}, "remove_below": 0.0}
         if is_ours(method):
-            values["method"] = {"final_norm": False, "standardise": False, "noise": "unit", "kept_exact": False}
-    elif recipe == "bridge":
+            values["method"] = {"final_norm": False, "noise": "unit", **dict.fromkeys(BRIDGE, False)}
+    if recipe == "bridge":
         values = {"remove_below": 1e-3}
         if is_ours(method):
-            values["method"] = {"kept_exact": True, "standardise": True}
+            values["method"] = dict.fromkeys(BRIDGE, True)
     return values
-
-
-# --- plain values to dataclasses --------------------------------------------------------------------------------------
-
-
-def _describe(kind: Any) -> str:
-    """A type as a reader of an error message would say it."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(_describe(part) for part in typing.get_args(kind))
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return f"a list of {len(typing.get_args(kind))}"
-    if typing.get_origin(kind) is dict:
-        return "a mapping"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}[kind]
-
-
-def _matches(value: object, kind: Any) -> bool:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return any(_matches(value, part) for part in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_matches, value, arguments))
-    if origin is dict:
-        return isinstance(value, dict)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind is float:
-        return isinstance(value, float) and math.isfinite(value)
-    return isinstance(value, kind)
-
-
-def _coerce(kind: Any, value: object, key: str) -> Any:
-    """`value` as `kind`; converted are lists to tuples and, where no int is asked for, ints to floats or choices."""
-    if isinstance(value, list):
-        value = tuple(value)
-    if not _matches(value, kind) and isinstance(value, int) and not isinstance(value, bool):
-        if _matches(0.0, kind):
-            value = float(value)
-        elif not _matches("", kind) and _matches(str(value), kind):  # a choice like "384", which YAML reads as a number
-            value = str(value)
-    if not _matches(value, kind):
-        raise ValueError(f"{key} is {value!r}: must be {_describe(kind)}")
-    return value
-
-
-def _unknown_key(key: str, known: Sequence[str]) -> ValueError:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    return ValueError(f"unknown key {key}; {hint}")
-
-
-def _build(cls: type, values: object, prefix: str = "") -> Any:
-    """An instance of the dataclass `cls` from plain values, every key and type checked."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{prefix or 'the file'} is {values!r}: must be a mapping of keys to values")
-    if cls is MethodConfig:
-        # YAML writes options beside the name; which options there are is the method's own business
-        options = dict(values)
-        name = {"name": options.pop("name")} if "name" in options else {}
-        values = name | {"options": options}
-    kinds = typing.get_type_hints(cls)
-    known = [item.name for item in dataclasses.fields(cls)]
-    dot = f"{prefix}." if prefix else ""
-    for key in values:
-        if key not in known:
-            raise _unknown_key(f"{dot}{key}", [f"{dot}{name}" for name in known])
-    arguments: dict[str, Any] = {}
-    for item in dataclasses.fields(cls):
-        key = f"{dot}{item.name}"
-        if item.name in values:
-            convert = _build if dataclasses.is_dataclass(kinds[item.name]) else _coerce
-            arguments[item.name] = convert(kinds[item.name], values[item.name], key)
-        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{key} is missing: add it to the file or give {key}=... on the command line")
-    try:
-        return cls(**arguments)
-    except ValueError as error:  # a range check of the dataclass, which knows its own keys only
-        raise ValueError(f"{dot}{error}") from None
-
-
-# --- YAML -------------------------------------------------------------------------------------------------------------
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that reads `1e-4` as a number and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if key in seen:
-                raise ValueError(f"key {key} is given twice, again on line {key_node.start_mark.line + 1}")
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
-_StrictLoader.add_implicit_resolver(  # YAML 1.1 wants a dot in a float; people write 1e-4
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over` laid on it, mappings merged key by key."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def parse_override(text: str) -> dict[str, Any]:
-    """`"optim.lr=1e-4"` as `{"optim": {"lr": 0.0001}}`; the value is read as YAML."""
-    key, equals, value = text.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise ValueError(f"override {text!r} is not of the form key.name=value, for example optim.lr=1e-4")
-    nested: Any = _parse_yaml(value, f"override {text!r}")
-    for part in reversed(parts):
-        nested = {part: nested}
-    return nested
 
 
 def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """A checked `RunConfig` from plain nested values; `overrides` are dotted and win."""
     for override in overrides:
-        values = _merge(values, parse_override(override))
+        values = merge(values, parse_override(override))
     values = _without_retired(values)
     method = values.get("method")
     name = method.get("name", MethodConfig().name) if isinstance(method, Mapping) else MethodConfig().name
     given = values.get("recipe")
-    recipe = ("bridge" if is_ours(name) else "default") if given is None else _coerce(Recipe, given, "recipe")
-    return _build(RunConfig, _merge(recipe_values(recipe, name), {**values, "recipe": recipe}))
+    recipe = default_recipe(name) if given is None else coerce(Recipe, given, "recipe")
+    values = merge(recipe_values(recipe, name), {**values, "recipe": recipe})
+    if isinstance(values.get("method"), Mapping):  # YAML writes options beside the name
+        options = {key: value for key, value in values["method"].items() if key != "name"}
+        values["method"] = {"name": name, "options": options}
+    return build(RunConfig, values)
 
 
-def _without_retired(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values without keys that run folders still name and no run has any more, where they change nothing."""
-    if values.get("hardness", 0) not in (0, None):  # a term of the loss that was tried and did not help
-        raise ValueError(f"hardness={values['hardness']!r} is no longer an option; leave it out")
+def _without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without keys that earlier versions had, where they did nothing."""
+    if values.get("hardness"):
+        raise ValueError(
+            f"hardness is {values['hardness']!r}: the hardness loss is no longer there (docs/decisions/knobs.md); set "
+            "it to 0, or go on with the version that wrote the file"
+        )
     return {key: value for key, value in values.items() if key not in ("hardness", "hardness_ramp")}
 
 
@@ -443,7 +321,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot read config {path}: {error.strerror}") from error
-    values = _parse_yaml(text, str(path))
+    values = parse_yaml(text, str(path))
     if not isinstance(values, Mapping):
         raise ValueError(f"{path} holds {values!r}: a config is a mapping with the keys backbone, method, budget, ...")
     try:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from diffprune.backbones.base import NEWLINE_RULES, Backbone
-from diffprune.checkpoint import vision_state
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import parse_method
 from diffprune.registry import BACKBONES
+from diffprune.saving import vision_state
 from diffprune.tiles import BUDGETS
 
 POSITIONS = ("original", "packed")

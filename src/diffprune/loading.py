@@ -12,12 +12,10 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from diffprune import doors
-from diffprune.checkpoint import CONFIG_FILE, exported_state, fingerprint, load_pruner, vision_state
 from diffprune.fitting import refuse_offloaded, wrap_backbone
-from diffprune.methods.options import build_method, parse_method, require_weights
-from diffprune.model import PrunedVLM
+from diffprune.methods.options import build_method
 from diffprune.registry import BACKBONES
-from diffprune.types import Budget
+from diffprune.saving import CONFIG_FILE, exported_state, fingerprint, load_pruner, vision_state
 
 
 @runtime_checkable  # the tests check types at run time
@@ -63,40 +61,6 @@ def source_of(name: str | Path) -> ModelSource | None:
 def brought_models() -> dict[str, str]:
     """Every model that an installed package brings along, with its family."""
     return {name: family for source in model_sources() for name, family in source.models.items()}
-
-
-def load(name: str | Path, *, method: str | None = None, keep: int | float | None = None, **options: Any) -> PrunedVLM:
-    """A ready model in one call: a saved pruner on the base it names, or a base model with a method around it.
-
-    Args:
-        name: Of a saved pruner or of a base model: a folder, a hub id, a preset (`llava-1.5-7b`), or a model that an
-            installed package brings along.
-        method: For a base model: a method's name (`dp.methods()`), with options `fastv[layer=3]`. A saved pruner has
-            its own.
-        keep: The budget: an int is tokens per image, a float a share. Default: the smallest range a saved pruner was
-            trained for, else all tokens.
-        options: Go to the model's `from_pretrained`: dtype, device_map, revision, ...
-
-    Example:
-        vlm = dp.load("llava-hf/llava-1.5-7b-hf", method="divprune", keep=64)
-        vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
-    """
-    if is_pruner(name):
-        if method is not None:
-            raise ValueError(
-                f"{name} is a saved pruner and brings its own method; leave method={method!r} out, or load its base"
-            )
-        return PrunedVLM.from_pretrained(name, keep=keep, **options)
-    if method is None:
-        if keep is not None:
-            raise ValueError(
-                f"keep={keep} needs something that chooses what is kept; name a method (method='divprune') or load a "
-                "saved pruner"
-            )
-        method = "full"
-    require_weights(parse_method(method).name)
-    base, processor = load_base(name, **options)
-    return PrunedVLM(base, processor, method=method, keep=1.0 if keep is None else keep)
 
 
 def is_pruner(name: str | Path) -> bool:
@@ -211,24 +175,6 @@ def hub_id(name: str) -> str:
     return name
 
 
-def load_vlm(pruner: str, *, model: str, method: str, keep: str | None, device: str) -> PrunedVLM:
-    """What the command line names: a saved pruner on its base, or with `none` any method around any model.
-
-    Args:
-        method: A name, or with options `name[option=value;option=value]`.
-    """
-    budget = None if keep is None else Budget.parse(keep).keep
-    if pruner != "none":
-        vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
-    else:
-        require_weights(parse_method(method).name)
-        base, processor = load_base(model)
-        vlm = PrunedVLM(base, processor, method=method, keep=1.0 if budget is None else budget)
-    vlm.base.to(device)
-    vlm.method.to(device)
-    return vlm
-
-
 def refuse_gaps(name: str, info: dict[str, Any]) -> None:
     """An error where a checkpoint did not fill the model exactly."""
     for key, meaning in (
@@ -245,7 +191,7 @@ def refuse_gaps(name: str, info: dict[str, Any]) -> None:
 
 
 def load_pruned_vlm(
-    cls: type[PrunedVLM],
+    cls: type,
     directory: str | Path,
     *,
     keep: int | float | None,
@@ -253,7 +199,7 @@ def load_pruned_vlm(
     processor: Any,
     allow_other_base: bool,
     model_kwargs: dict[str, Any],
-) -> PrunedVLM:
+) -> Any:
     """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for."""
     folder, restore = _local(directory)
     config, state = load_pruner(folder, restore=restore)

@@ -15,12 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from diffprune.backbones.base import Batch, Exchange
-from diffprune.checkpoint import SavedPruner
 from diffprune.decoding import Decoder, make_decoder
 from diffprune.fitting import build_for, check_arguments, check_fit, check_rules, refuse_offloaded, wrap_backbone
 from diffprune.losses import share_of
 from diffprune.methods.base import Kept, Pruner, Restricted
 from diffprune.ops.noise import Generators
+from diffprune.pretrained import SavedPruner
 from diffprune.restriction import restrict, with_soft_mask
 from diffprune.tiles import PerTile
 from diffprune.types import Budget, LMInputs, Selection, VisualTokens

@@ -1,4 +1,4 @@
-"""Temperature, learning rate and rising loss terms as pure functions of the optimiser step.
+"""Temperature and learning rate as pure functions of the optimiser step.
 
 `step` counts optimiser steps from 0, so a resumed run needs nothing but its step to go on exactly.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 
 def resolve_steps(amount: int | float, total_steps: int) -> int:
@@ -36,3 +37,23 @@ def learning_rate_scale(step: int, *, total_steps: int, warmup_steps: int) -> fl
     decay_steps = max(1, total_steps - warmup_steps)
     progress = min(1.0, (step - warmup_steps) / decay_steps)
     return (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Both schedules of a training of `steps` steps; `anneal_steps` and `warmup_steps` are optimiser steps."""
+
+    steps: int
+    peak_lr: float
+    warmup_steps: int
+    tau_start: float
+    tau_end: float
+    anneal_steps: int
+
+    def tau(self, step: int) -> float:
+        """The temperature of a step."""
+        return tau_at(step, start=self.tau_start, end=self.tau_end, anneal_steps=self.anneal_steps)
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step."""
+        return self.peak_lr * learning_rate_scale(step, total_steps=self.steps, warmup_steps=self.warmup_steps)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffprune.checkpoint import exported_state
 from diffprune.inside.state import LayerState
 from diffprune.methods.base import NEEDS, Card, LayerPruner, Pruner, TrainablePruner
 from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
+from diffprune.saving import exported_state
 from tests.methods.examples import LANGUAGE, SPEC, kept, make_method, make_tokens, one_image
 
 NAMES = METHODS.names()

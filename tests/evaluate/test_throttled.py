@@ -6,10 +6,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from diffprune.checkpoint import WEIGHTS_FILE
 from diffprune.config import make_config
 from diffprune.evaluate.throttled import load_throttled, run_config
 from diffprune.model import PrunedVLM
+from diffprune.saving import WEIGHTS_FILE
 from diffprune.train.checkpointing import list_checkpoints
 from diffprune.train.run import train_pruner
 from tests.train import runs

@@ -12,9 +12,9 @@ from diffprune.inside.stream import entering, start, with_glimpse
 from diffprune.methods.glimpse_prune import GlimpsePrune, region_loss
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
-from diffprune.train.captions import item_regions
 from diffprune.types import VisualTokens
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.captions import item_regions
 from tests import tiny
 from tests.contracts.vlm import pruned, splice_all
 

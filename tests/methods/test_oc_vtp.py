@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from diffprune.checkpoint import exported_state
 from diffprune.methods.oc_vtp import OCVTP, ReconstructionDecoder, area_weights, position_codes, slot_noise
 from diffprune.methods.options import build_method
+from diffprune.saving import exported_state
 from diffprune.types import VisualTokens
 from tests.methods.examples import SPEC, kept, make_method, make_tokens
 

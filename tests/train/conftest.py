@@ -10,7 +10,4 @@ from tests.train import runs
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model and pictures with captions."""
-    folder = tmp_path_factory.mktemp("run")
-    runs.save_model(folder / "model")
-    runs.save_pictures(folder / "data")
-    return folder
+    return runs.save_both(tmp_path_factory.mktemp("run"))

@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from diffprune.config import DataConfig
+from diffprune.train.feed import Broken, Feed, Sample
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +40,33 @@ def save_pictures(folder: Path, count: int = 24) -> Path:
         lines.append(json.dumps({"image": f"{index}.png", "caption": caption(index)}))
     (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def save_both(folder: Path) -> Path:
+    """A folder with a tiny model and with pictures that have captions."""
+    save_model(folder / "model")
+    save_pictures(folder / "data")
+    return folder
+
+
+class Endless(Feed):
+    """Pictures without end, as another package may bring them by `diffprune.data`."""
+
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    @property
+    def per_epoch(self) -> None:
+        return None
+
+    def validation(self) -> list[Sample | Broken]:
+        return [self.sample(-1 - index) for index in range(self.config.validation)]
+
+    def read(self, positions: range, wanted: Sequence[int]) -> dict[int, Sample | Broken]:
+        return {position: self.sample(position) for position in wanted}
+
+    def sample(self, index: int) -> Sample:
+        return Sample(index, tiny.picture(abs(index), (40, 30)), self.config.prompt, caption(index))
 
 
 def values(model: Path, data: Path, /, **changes: Any) -> dict[str, Any]:
@@ -108,9 +138,10 @@ class ForkServer:
         self.server.stdout.close()
         self.server.wait()
 
-    def start(self, *arguments: str) -> int:
+    def start(self, *arguments: str, end: tuple[str, int, int] | None = None) -> int:
+        """The child's process id; with `end` it sends itself a signal (place, step, signal number; see `end_at`)."""
         assert self.server.stdin is not None
-        self.server.stdin.write(json.dumps(arguments) + "\n")
+        self.server.stdin.write(json.dumps([arguments, end]) + "\n")
         self.server.stdin.flush()
         return self._read("child")
 
@@ -123,6 +154,35 @@ class ForkServer:
         found, number = self.server.stdout.readline().split()
         assert found == kind, f"{found} {number} came where {kind} was awaited"
         return int(number)
+
+
+def end_at(place: str, step: int, number: int) -> None:
+    """Have this process send itself a signal at one place of a run, whatever the time and however busy the machine.
+
+    Args:
+        place: "begin" (all is loaded, no step was taken), "metrics" (the step is in the metrics file) or "checkpoint"
+            (that of the step is written whole and not yet renamed).
+    """
+    from diffprune.train import checkpointing, trainer, watch
+
+    def after(owner: Any, name: str, is_there: Callable[..., bool]) -> None:
+        original = getattr(owner, name)
+
+        def called(*arguments: Any) -> Any:
+            result = original(*arguments)
+            if is_there(*arguments):
+                os.kill(os.getpid(), number)
+            return result
+
+        setattr(owner, name, called)
+
+    if place == "begin":
+        after(trainer.Trainer, "begin", lambda _: True)
+    elif place == "metrics":
+        after(watch.Watch, "step", lambda _, record: record["step"] == step)
+    else:
+        last = f"{checkpointing.UNFINISHED}{step:06d}/{checkpointing.STATE_FILE}"
+        after(checkpointing, "write_bytes", lambda path, _: str(path).endswith(last))
 
 
 def serve(log: str) -> None:
@@ -144,7 +204,10 @@ def serve(log: str) -> None:
             os.dup2(handle, 1)
             os.dup2(handle, 2)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            code = _run(json.loads(line))
+            arguments, end = json.loads(line)
+            if end is not None:
+                end_at(*end)
+            code = _run(arguments)
             sys.stdout.flush()
             os._exit(code)
         print("child", child, flush=True)

@@ -9,13 +9,14 @@ from torch import Tensor
 from diffprune.backbones.base import IGNORE, Batch
 from diffprune.config import BackboneConfig, BudgetConfig, RunConfig
 from diffprune.inside import loop
-from diffprune.loading import load_base
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
-from diffprune.train.data import Sample
-from diffprune.train.run import Objective, Run, prepare
+from diffprune.train.feed import Sample, prepare_pictures
+from diffprune.train.objective import Objective
+from diffprune.train.trainer import Trainer
 from tests import tiny
 from tests.contracts.vlm import splice_all
+from tests.train import runs
 
 FIRST, LATER = ("What is it?", "a cat"), (("Where?", "to the left"), ("Sure?", "yes"))
 PICTURES = [tiny.picture(1, (40, 30)), tiny.picture(2, (40, 30))]
@@ -54,14 +55,6 @@ def test_every_answer_is_learnt_and_no_question(family: str) -> None:
     assert tail == f"a cat{end}user: Where?assistant:  to the left{end}user: Sure?assistant:  yes{end}"
 
 
-def test_the_reference_model_is_asked_on_as_its_template_says() -> None:
-    vlm = PrunedVLM(*load_base("scenes-nano"))
-    ids = talk(vlm).features["input_ids"][0].tolist()
-    told = " ASSISTANT: a cat</s>USER: Where? ASSISTANT: to the left</s>USER: Sure? ASSISTANT: yes</s>"
-    words = vlm.backbone.tokenizer(told, add_special_tokens=False)["input_ids"]
-    assert ids[-len(words) :] == words
-
-
 def test_a_template_s_own_end_of_turn_is_not_doubled() -> None:
     vlm = vlm_of()
     end = vlm.backbone.tokenizer.eos_token
@@ -95,7 +88,7 @@ def test_single_answers_are_what_they_were() -> None:
     vlm = vlm_of()
     questions, answers = ["What is it?", "A longer question?"], ["a cat", "no"]
     one = vlm.prepare(PICTURES, questions, answers)
-    same = prepare(vlm, [Sample(i, PICTURES[i], questions[i], answers[i]) for i in range(2)])
+    same = prepare_pictures(vlm, [Sample(i, PICTURES[i], questions[i], answers[i]) for i in range(2)])
     assert same is not None and one.features.keys() == same.features.keys()
     assert all(torch.equal(one.features[key], same.features[key]) for key in one.features)
     assert torch.equal(one.labels, same.labels)
@@ -107,7 +100,8 @@ def test_single_answers_are_what_they_were() -> None:
 def test_talks_of_different_length_are_learnt_as_one_by_one() -> None:
     vlm = vlm_of("llava", "diffprune")
     samples = [Sample(0, PICTURES[0], *FIRST, later=LATER), Sample(1, PICTURES[1], "A question that is longer?", "no")]
-    objective = Objective(vlm, RunConfig(backbone=BackboneConfig(name="llava"), budget=BudgetConfig(keep=4)))
+    config = RunConfig(backbone=BackboneConfig(name="llava"), budget=BudgetConfig(keep=4))
+    objective = Objective(vlm, config, runs.Endless(config.data, config.seed))
     number = torch.tensor(10.0)
     losses = [float(objective(part, 0, 0.5, number)[0].detach()) for part in (samples, samples[:1], samples[1:])]
     assert losses[0] == pytest.approx(losses[1] + losses[2], rel=1e-4)
@@ -163,6 +157,6 @@ def test_a_run_counts_and_learns_all_answers() -> None:
     vlm = vlm_of()
     sample = Sample(0, PICTURES[0], *FIRST, later=LATER)
     assert sample.answers == ["a cat", "to the left", "yes"]
-    batch = prepare(vlm, [sample])
+    batch = prepare_pictures(vlm, [sample])
     assert batch is not None and torch.equal(batch.labels, talk(vlm).labels)
-    assert Run.count_targets(SimpleNamespace(vlm=vlm), sample) == len(targets(batch))  # type: ignore[arg-type]
+    assert Trainer.count_targets(SimpleNamespace(vlm=vlm), sample) == len(targets(batch))  # type: ignore[arg-type]

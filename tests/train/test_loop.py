@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from diffprune.config import OptimConfig, TauConfig
-from diffprune.methods.diffprune import DiffPrune
+from diffprune.methods.diffprune import DiffPrune, DiffPruneOptions
 from diffprune.nn import BlockSpec
 from diffprune.train.loop import train
 from diffprune.types import VisualTokens
 
 STEPS, NUM_TOKENS, WIDTH, CLASSES = 20, 12, 32, 4
+PLAIN = DiffPruneOptions(standardise=False, kept_exact=False)  # as the golden run was recorded
 
 
 class Riddle:
@@ -41,7 +42,7 @@ class Riddle:
 
 def run(**optim: object) -> tuple[list[float], DiffPrune]:
     torch.manual_seed(42)
-    method = DiffPrune(block=BlockSpec(width=WIDTH, heads=4, mlp_width=64))
+    method = DiffPrune(PLAIN, block=BlockSpec(width=WIDTH, heads=4, mlp_width=64))
     riddle = Riddle()
     losses = train(
         method.parameters(),
@@ -75,7 +76,7 @@ def test_the_scorer_finds_the_token_that_names_the_answer() -> None:
 
 def test_frozen_weights_stay_and_the_others_move() -> None:
     torch.manual_seed(42)
-    before = DiffPrune(block=BlockSpec(width=WIDTH, heads=4, mlp_width=64))
+    before = DiffPrune(PLAIN, block=BlockSpec(width=WIDTH, heads=4, mlp_width=64))
     _, after = run()
     for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
         # A shift of all logits changes nothing, so the head's bias has no gradient.

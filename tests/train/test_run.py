@@ -11,11 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from diffprune import doors
 from diffprune.config import make_config
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
-from diffprune.train import run as run_module
+from diffprune.train import folder as folder_module
+from diffprune.train import trainer as trainer_module
 from diffprune.train.frozen import ask_hub_once, load_frozen, recomputing
+from diffprune.train.objective import Objective
+from diffprune.train.sources import open_feed
 from tests import tiny
 from tests.train import runs
 from tests.train.runs import train
@@ -42,8 +46,8 @@ def test_a_run_leaves_a_pruner_that_loads_and_has_the_loss_that_was_reported(dis
     vlm = PrunedVLM.from_pretrained(tmp_path)
     assert vlm.budget.keep == 4
     config = make_config(runs.values(disk / "model", disk / "data"))
-    held_out = run_module.open_feed(config.data, config.seed).validation()
-    batch, tokens = run_module.make_batch(vlm, held_out)
+    feed = open_feed(config.data, config.seed)
+    batch, tokens = feed.encode(vlm, feed.validation())
     with torch.no_grad():
         assert vlm.loss(batch, tokens=tokens, hard=True).item() == pytest.approx(summary["best"]["hard"], rel=1e-5)
         by_lot = PrunedVLM(vlm.base, vlm.processor, method="random", keep=4)
@@ -52,13 +56,13 @@ def test_a_run_leaves_a_pruner_that_loads_and_has_the_loss_that_was_reported(dis
 
 
 def test_a_step_without_a_finite_gradient_is_not_taken_and_told(disk: Path, tmp_path: Path, monkeypatch) -> None:
-    forward = run_module.Objective.forward
+    forward = Objective.forward
 
     def spoiled(self: Any, samples: Any, step: Any, *rest: Any, **options: Any) -> Any:
         loss, entropy = forward(self, samples, step, *rest, **options)
         return (loss + (0 * loss).sqrt() if step == 2 else loss), entropy  # the same loss; its gradient is NaN
 
-    monkeypatch.setattr(run_module.Objective, "forward", spoiled)
+    monkeypatch.setattr(Objective, "forward", spoiled)
     summary = train(disk, tmp_path / "a")
     assert (summary["ended"], summary["step"], summary["skipped"]) == ("finished", 6, 1)
     rates = [record["lr"] for record in records(tmp_path / "a", "train")]
@@ -80,7 +84,7 @@ def test_only_the_method_learns(disk: Path, tmp_path: Path, monkeypatch: pytest.
         kept.append((loaded[0], {name: value.clone() for name, value in loaded[0].state_dict().items()}))
         return loaded
 
-    monkeypatch.setattr(run_module, "load_frozen", load)
+    monkeypatch.setattr(trainer_module, "load_frozen", load)
     train(disk, tmp_path, optim={"gradient_checkpointing": True})
     ((model, before),) = kept
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.parameters())
@@ -168,11 +172,6 @@ def test_the_bridge_trains_through_shorter_sequences(disk: Path, tmp_path: Path)
     assert abs(bridge["gap"]) < 1e-3 < abs(paper["gap"])  # at the end the two operators are one
 
 
-def test_scenes_are_drawn_for_any_model(disk: Path, tmp_path: Path) -> None:
-    train(disk, tmp_path, data={"name": "scenes", "validation": 2}, optim={"steps": 2})
-    assert len(runs.losses(tmp_path)) == 2
-
-
 def test_mixed_precision_trains_float32_weights(disk: Path, tmp_path: Path) -> None:
     from accelerate.state import AcceleratorState
     from safetensors.torch import load_file
@@ -198,7 +197,7 @@ def damage(folder: Path, *numbers: int) -> Path:
 def test_broken_rows_are_skipped_counted_and_listed(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "MAX_BROKEN", 0.5)
+    monkeypatch.setattr(folder_module, "MAX_BROKEN", 0.5)
     data = damage(tmp_path / "data", 3, 5, 7)
     out = tmp_path / "out"
     summary = train(disk, out, data={"name": str(data)}, optim={"batch_size": 1, "accumulate": 4, "steps": 10})
@@ -235,6 +234,18 @@ def test_a_folder_with_another_run_is_refused_and_a_changed_config_is_shown(disk
     refused(disk, tmp_path, "holds a saved model or pruner already", optim={"steps": 1})
 
 
+def test_a_folder_of_an_earlier_version_goes_on(disk: Path, tmp_path: Path) -> None:
+    train(disk, tmp_path, optim={"steps": 1})
+    written = (tmp_path / "run.yaml").read_text()
+    (tmp_path / "run.yaml").write_text(written + "hardness: 0.0\nhardness_ramp: 1.0\n")  # settings that did nothing
+    state = next(tmp_path.glob("checkpoint-*/state.json"))
+    keys = {"step", "best", "random", "waited", "skipped", "skipped_last", "tau_start", "broken", "early", "seconds"}
+    assert set(json.loads(state.read_text())["state"]) == keys | {"batch"}
+    assert train(disk, tmp_path, optim={"steps": 1}, resume=True)["ended"] == "finished"
+    (tmp_path / "run.yaml").write_text(written + "hardness: 2.0\nhardness_ramp: 1.0\n")
+    refused(disk, tmp_path, "hardness is 2.0: the hardness loss is no longer there", optim={"steps": 1}, resume=True)
+
+
 def test_a_run_that_fails_before_its_first_checkpoint_leaves_its_folder_free(disk: Path, tmp_path: Path) -> None:
     refused(disk, tmp_path, "has no option 'noize'", method={"name": "diffprune", "noize": "unit"})
     assert not (tmp_path / "run.yaml").exists()
@@ -259,9 +270,9 @@ def test_a_full_disk_at_the_end_says_what_is_whole_and_the_run_can_be_ended_late
             train(disk, tmp_path, optim={"steps": 1})
     train(disk, tmp_path, optim={"steps": 1}, resume=True)
     assert (tmp_path / "model.safetensors").is_file()
-    monkeypatch.setattr(run_module, "write_text", full)
+    monkeypatch.setattr(folder_module, "write_text", full)
     with pytest.raises(OSError, match=r"^broken.jsonl cannot be written"):
-        run_module.write_broken(tmp_path, [])
+        folder_module.write_broken(tmp_path, [])
 
 
 def test_another_global_batch_is_no_way_to_resume(disk: Path, tmp_path: Path) -> None:
@@ -276,9 +287,6 @@ def test_a_config_for_another_backbone_is_refused(disk: Path, tmp_path: Path) ->
     refused(disk, tmp_path / "b", "backbone.name is 'lava'; choose a family", backbone={"name": "lava"})
     refused(disk, tmp_path / "c", "backbone.weights is missing", backbone={"name": "llava", "weights": None})
     refused(disk, tmp_path / "d", "is neither a folder with a model nor", backbone={"weights": str(tmp_path / "no")})
-    for name in ("qwen2.5-vl-7b", "scenes-llava", "llava-1.5-7b", "qwen2_5_vl"):
-        sentence = f"the config is for {name} and scenes-nano is another model"
-        refused(disk, tmp_path / "e", sentence, backbone={"name": name, "weights": "scenes-nano"})
 
 
 def test_the_hub_is_asked_once_and_not_where_the_model_is_here(
@@ -304,7 +312,7 @@ def test_every_family_is_trained_by_a_share(
     family: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, processor = tiny.build(family)
-    monkeypatch.setattr(run_module, "load_frozen", lambda config, device: (model, processor, ""))
+    monkeypatch.setattr(trainer_module, "load_frozen", lambda config, device: (model, processor, ""))
     short = {"batch_size": 1, "accumulate": 1, "steps": 1}
     train(disk, tmp_path, budget={"keep": 0.3333}, optim=short, data={"validation": 1})
     loaded = PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
@@ -323,6 +331,7 @@ def test_seven_billion_parameters_need_a_gpu(disk: Path, tmp_path: Path) -> None
 
 def test_a_run_that_cannot_learn_or_end_is_refused(disk: Path, tmp_path: Path) -> None:
     refused(disk, tmp_path / "a", "method 'random' has nothing to train", method={"name": "random"})
-    refused(disk, tmp_path / "b", "there is no end of scenes", data={"name": "scenes"}, optim={"steps": None})
+    doors.join(doors.DATA, "endless", "tests.train.runs:Endless")
+    refused(disk, tmp_path / "b", "there is no end of endless", data={"name": "endless"}, optim={"steps": None})
     refused(disk, tmp_path / "c", "fewer than one global batch of 40", optim={"batch_size": 20, "steps": None})
     refused(disk, tmp_path / "d", "has no option 'noize'", method={"name": "diffprune", "noize": "unit"})

@@ -51,6 +51,8 @@ def make_vlm(family: str, method: str, *, double: bool = False, **options: Any) 
 
     model, processor = tiny.build(family)
     torch.manual_seed(0)
+    if method.startswith("diffprune"):  # as recorded, before the bridge became the default of its options
+        options = {"standardise": False, "kept_exact": False, **options}
     vlm = dp.PrunedVLM(copy.deepcopy(model).double() if double else model, processor, method=method, **options)
     fill(vlm.method)
     if double:

@@ -19,11 +19,11 @@ from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows, command_line, device_name, library_versions, source_commit
 from diffprune.speed.flops import prefill_flops
-from diffprune.train.captions import train_on_captions
 from diffprune.types import Budget
 from diffprune_lab.demo.examples import Example, ask_larger, make_examples
 from diffprune_lab.demo.page import render_page
 from diffprune_lab.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Settings, Story
+from diffprune_lab.scenes.captions import train_on_captions
 from diffprune_lab.scenes.reference import ASSETS
 from diffprune_lab.scenes.source import SCENES_TASKS
 

@@ -436,10 +436,9 @@ class Bench:
 
     def recipe_of(self, name: str) -> tuple[dict[str, Any], float]:
         """Options of a learned method, and the weight below which its training takes tokens out."""
-        if name != "diffprune" or not self.settings.bridge:  # PLAIN is never trained
-            return {}, 0.0
-        values = recipe_values("bridge", name)
-        return values["method"], values["remove_below"]
+        is_bridge = name == "diffprune" and self.settings.bridge  # PLAIN is never trained
+        values = recipe_values("bridge" if is_bridge else "default", "diffprune" if name == PLAIN else name)
+        return values.get("method", {}), values.get("remove_below", 0.0)
 
     def trained(self, name: str, seed: int) -> tuple[TrainablePruner, list[Snapshot]]:
         """A trained method and its scorer at the moments in between; those of the last seed are kept."""

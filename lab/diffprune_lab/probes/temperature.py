@@ -24,13 +24,11 @@ from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
 from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement
-from diffprune.train.captions import item_regions
-from diffprune.train.data import open_feed
-from diffprune.train.run import make_batch
+from diffprune.train.feed import Feed
 from diffprune.train.sampler import noise_generator
+from diffprune.train.sources import open_feed
 from diffprune_lab.probes.figures import COLOURS, figure
 from diffprune_lab.probes.store import Row, interval, rounded
-from diffprune_lab.scenes.encode import own_sizes
 
 NAME = "temperature"
 NOTE = (
@@ -70,8 +68,9 @@ def measure(folder: Path, device: str, settings: Settings) -> list[Row]:
     noise = {name: value for name, value in trained.state_dict().items() if name.startswith("throttle_noise.")}
     new.load_state_dict(noise, strict=False)  # what it was calibrated to is no learning
     vlm.base.to(device)
-    samples = open_feed(replace(config.data, validation=settings.captions), config.seed).validation()
-    scenes = [Scenes.of(vlm, samples[at : at + BATCH], config) for at in range(0, len(samples), BATCH)]
+    feed = open_feed(replace(config.data, validation=settings.captions), config.seed)
+    samples = feed.validation()
+    scenes = [Scenes.of(vlm, feed, samples[at : at + BATCH], config) for at in range(0, len(samples), BATCH)]
     rows: list[Row] = []
     for name, method in (("new", new), ("trained", trained)):
         throttled = PrunedVLM(vlm.base, vlm.processor, method=method.to(device).eval())
@@ -100,10 +99,9 @@ class Scenes:
     noise: Float[Tensor, "B N"]
 
     @classmethod
-    def of(cls, vlm: PrunedVLM, samples: Sequence[Any], config: RunConfig) -> "Scenes":
-        sizes = config.data.sizes or own_sizes(vlm)
-        batch, tokens = make_batch(vlm, samples, sizes=sizes)
-        regions = item_regions(tokens, [sample.picture for sample in samples], sizes)
+    def of(cls, vlm: PrunedVLM, feed: Feed, samples: Sequence[Any], config: RunConfig) -> "Scenes":
+        batch, tokens = feed.encode(vlm, samples)
+        regions = feed.regions(vlm, tokens, samples)
         assert regions is not None  # scenes alone come here
         captions = Captions.of(samples, batch, tokens, config)
         generators = [noise_generator(tokens.x.device, config.seed, NAME, one) for one in captions.ids]

@@ -44,7 +44,7 @@ from diffprune.speed.gpus import GPUS, gpu_of_device
 from diffprune.speed.shapes import SHAPES, build, require_gpu
 from diffprune.speed.timing import matrix_rate, synchronize
 from diffprune.train.frozen import recomputing
-from diffprune.train.run import Part, Run
+from diffprune.train.trainer import Part, Trainer
 from diffprune.train.watch import peak_memory_gb
 
 WARM_UP = 3
@@ -187,7 +187,7 @@ def measure(
     steps, precision = WARM_UP + task.steps, precision_of(device)
     config = run_config(name, task, data, steps=steps, checkpointing=checkpointing, precision=precision)
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bfloat16" else "no")
-    run = Run(config, data.parent / f"run-{checkpointing}", accelerator, frozen)
+    run = Trainer(config, data.parent / f"run-{checkpointing}", accelerator, frozen)
     run.begin()
     times, waits, work, losses = [], [], [], []
     weights_gb = reset_peak(device)

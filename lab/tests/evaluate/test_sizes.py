@@ -15,8 +15,8 @@ from diffprune.evaluate.runner import (
 from diffprune.evaluate.throttled import Throttle
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
-from diffprune.train.captions import item_regions
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.captions import item_regions
 from diffprune_lab.scenes.encode import encode_scenes, scene_images
 from diffprune_lab.scenes.oracle import items
 from diffprune_lab.scenes.pixels import takes_pixels

@@ -177,9 +177,9 @@ def test_what_would_end_too_late_is_not_begun(tmp_path) -> None:
 
 
 def test_the_scorers_are_trained_by_the_recipe_of_the_other_reference_model() -> None:
-    assert load_config(ROOT / "configs/scenes_qwen/diffprune_bridge_any.yaml").tau.start == "auto"
-    own = load_config(ROOT / "configs/scenes_qwen/diffprune_bridge_any.yaml", ["tau.start=2"])
-    other = load_config(ROOT / "configs/scenes_llava/diffprune_any.yaml", ["recipe=bridge"])
+    assert load_config(ROOT / "lab/configs/scenes_qwen/diffprune_any.yaml").tau.start == "auto"
+    own = load_config(ROOT / "lab/configs/scenes_qwen/diffprune_any.yaml", ["tau.start=2"])
+    other = load_config(ROOT / "lab/configs/scenes_llava/diffprune_any.yaml", ["recipe=bridge"])
     changed = {line.partition(":")[0] for line in differences(own, other)}
     assert changed == {"backbone.name", "backbone.weights", "budget.range"}
     assert [round(share * 576) for share in own.budget.range or ()] == [16, 256]

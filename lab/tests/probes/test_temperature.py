@@ -22,7 +22,7 @@ def short_run(folder: Path, **changes: object) -> Path:
         **changes,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("diffprune.train.run.CALIBRATION", 16)  # pictures; more would take seconds
+        patch.setattr("diffprune.train.trainer.CALIBRATION", 16)  # pictures; more would take seconds
         train_pruner(make_config(values), folder, quiet=True)
     return folder
 

@@ -6,8 +6,8 @@ import torch
 from diffprune.evaluate.pictures import ANY_QUESTION, placeholder_ids
 from diffprune.evaluate.runner import answer, encode_questions
 from diffprune.model import PrunedVLM
-from diffprune.train.captions import INSTRUCTION, caption_batch
 from diffprune_lab.scenes import make_scene
+from diffprune_lab.scenes.captions import INSTRUCTION, caption_batch
 from diffprune_lab.scenes.encode import encode_scenes, scene_images
 from diffprune_lab.scenes.pixels import make_features, takes_pixels
 from diffprune_lab.scenes.sizes import draw_sized

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from diffprune.model import PrunedVLM
 from diffprune.results import read_results
 from diffprune.speed.shapes import SHAPES
-from diffprune.train.run import Part
+from diffprune.train.trainer import Part
 from diffprune.train.watch import peak_memory_gb
 from diffprune_lab.studies import train_size
 from tests import tiny

@@ -35,8 +35,8 @@ def command(
       diffprune ask --model llava-hf/llava-1.5-7b-hf --method cls_attention --image a.jpg --keep 64 "What is this?"
       diffprune ask --pruner runs/llava-k64 --image a.jpg --fast "What does the sign say?"
     """
+    from diffprune.api import load_vlm
     from diffprune.backbones.processors import open_image
-    from diffprune.loading import load_vlm
 
     pictures = [open_image(path) for path in image]
     where = choose_device(device)

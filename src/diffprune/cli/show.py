@@ -35,8 +35,8 @@ def command(
       diffprune show --pruner runs/llava-k64 --image a.jpg --keep 64 --out kept.png
       diffprune show --method cls_attention --image a.png --keep 64 --out ends.png --matrix
     """
+    from diffprune.api import load_vlm
     from diffprune.backbones.processors import open_image
-    from diffprune.loading import load_vlm
     from diffprune.viz import light_up, save_matrix
 
     if not out.parent.is_dir():

@@ -26,8 +26,8 @@ def command(
 
     \b
     Examples:
-      diffprune train --config configs/scenes_nano/diffprune_k16.yaml --out runs/nano-k16
       diffprune train --config configs/llava/diffprune_k64.yaml --out runs/llava-k64 optim.lr=1e-4
+      diffprune train --config configs/llava/diffprune_k64.yaml --out runs/gumbel method.name=gumbel_ste budget.keep=128
       diffprune train --config configs/llava/diffprune_k64.yaml --out runs/llava-k64 --resume optim.lr=1e-4
     """
     from diffprune.config import load_config

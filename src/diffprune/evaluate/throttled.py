@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diffprune.checkpoint import exported_state
 from diffprune.config import RunConfig, load_config
 from diffprune.methods.base import Pruner, TrainablePruner
+from diffprune.saving import exported_state
 from diffprune.train.checkpointing import RUN_FILE, load_latest
 
 

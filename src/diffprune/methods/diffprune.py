@@ -41,12 +41,12 @@ class DiffPruneOptions:
     scorer: str = "blocks"
     scorer_depth: int = 2
     final_norm: bool = True
-    standardise: bool = False
+    standardise: bool = True
     response: str = "laplace"
     gate: str = "vp"
     noise: str = "unit"
     attention: str = "diagonal"
-    kept_exact: bool = False
+    kept_exact: bool = True
 
     def __post_init__(self) -> None:
         check_choices(

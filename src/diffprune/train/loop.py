@@ -1,12 +1,12 @@
 """The optimiser step of every training, and a loop of them for one process.
 
-AdamW, warm-up, cosine learning rate, clipping; the loop has the falling temperature too.
+AdamW, clipping, and both schedules: warm-up with a cosine learning rate, and the falling temperature.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +14,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffprune.config import OptimConfig, TauConfig
-from diffprune.schedules import learning_rate_scale, resolve_steps, tau_at
+from diffprune.schedules import Schedule, resolve_steps
 
 MOST_SKIPPED = 10  # steps in a row without a usable gradient; then it is no accident
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a training is.
+
+    Args:
+        step: Optimiser steps behind it.
+        skipped: Those of them that were not taken, for their gradient was not finite.
+        skipped_last: How many of these were the last ones, in a row.
+    """
+
+    step: int = 0
+    skipped: int = 0
+    skipped_last: int = 0
 
 
 def make_optimizer(trained: Sequence[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
@@ -24,46 +39,61 @@ def make_optimizer(trained: Sequence[nn.Parameter], optim: OptimConfig) -> torch
     return torch.optim.AdamW(trained, lr=optim.lr, weight_decay=optim.weight_decay)
 
 
+def make_schedule(optim: OptimConfig, tau: TauConfig, steps: int, *, tau_start: float | None = None) -> Schedule:
+    """The schedules of a run of so many steps.
+
+    Args:
+        tau_start: The temperature of the first step, where the run found it itself.
+    """
+    return Schedule(
+        steps=steps,
+        peak_lr=optim.lr,
+        warmup_steps=resolve_steps(optim.warmup, steps),
+        tau_start=tau.given_start if tau_start is None else tau_start,
+        tau_end=tau.end,
+        anneal_steps=resolve_steps(tau.anneal_steps, steps),
+    )
+
+
 def descend(
     optimizer: Any,
     trained: Sequence[nn.Parameter],
     optim: OptimConfig,
+    progress: Progress,
     *,
     loss: float,
-    step: int,
-    place: int,
-    steps: int,
-    skipped: int = 0,
+    lr: float,
     clip: Callable[..., Any] = nn.utils.clip_grad_norm_,
 ) -> float:
-    """Take one step along the gradients that are there; the learning rate it was taken with.
+    """Take one step along the gradients that are there, and count it; the learning rate it was taken with.
 
     A gradient may be infinite or NaN where the loss is a number, and a step along it would make every weight NaN: none
-    is taken then, and the rate is 0.
+    is taken then, and the rate is 0. Too many of these in a row stop the training.
 
     Args:
         optimizer: From `make_optimizer`, as it is or wrapped.
         loss: What the gradients are of, in full; one that is no number stops the training.
-        step: Steps taken before, for the message.
-        place: In the schedule of `steps` steps.
-        skipped: Steps just before that were not taken; too many in a row stop the training.
+        lr: The learning rate of this step.
         clip: Called with the parameters and the largest norm.
     """
+    step = progress.step
     if not math.isfinite(loss):
         raise ValueError(f"the loss is {loss} at step {step}; lower optim.lr={optim.lr} or check the data")
-    warmup_steps = resolve_steps(optim.warmup, steps)
-    lr = optim.lr * learning_rate_scale(place, total_steps=steps, warmup_steps=warmup_steps)
     for group in optimizer.param_groups:
         group["lr"] = lr
     norm = float(clip(trained, math.inf if optim.clip is None else optim.clip))
+    progress.step += 1
     if math.isfinite(norm):
         optimizer.step()
+        progress.skipped_last = 0
         return lr
-    if skipped + 1 >= MOST_SKIPPED:
+    if progress.skipped_last + 1 >= MOST_SKIPPED:
         raise ValueError(
-            f"the gradient is {norm} at step {step}, as at the {skipped} steps before it; start anew with a lower "
-            f"optim.lr than {optim.lr}, or check the data"
+            f"the gradient is {norm} at step {step}, as at the {progress.skipped_last} steps before it; start anew "
+            f"with a lower optim.lr than {optim.lr}, or check the data"
         )
+    progress.skipped += 1
+    progress.skipped_last += 1
     return 0.0
 
 
@@ -89,28 +119,27 @@ def train(
         tau: The temperature's start, end and way down.
         on_step: Called with (step, loss) after each step, for progress.
     """
-    optim, tau = optim or OptimConfig(), tau or TauConfig()
+    optim = optim or OptimConfig()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise ValueError(
             "no parameter requires a gradient, so there is nothing to train; give those of a learned method"
         )
-    anneal_steps = resolve_steps(tau.anneal_steps, steps)
+    schedule = make_schedule(optim, tau or TauConfig(), steps)
     optimizer = make_optimizer(trained, optim)
     losses: list[float] = []
-    skipped = 0
+    progress = Progress()
     start = time.perf_counter()
-    for step in count():
+    while True:
+        step = progress.step
         spent = 0.0 if seconds is None else (time.perf_counter() - start) / seconds
-        place = max(step, int(spent * steps))
+        place = max(step, int(spent * steps))  # in the schedules
         if place >= steps and (losses or steps == 0):
-            break
-        value = loss(step, tau_at(place, start=tau.given_start, end=tau.end, anneal_steps=anneal_steps))
+            return losses
+        value = loss(step, schedule.tau(place))
         optimizer.zero_grad()
         value.backward()
         losses.append(value.item())
-        lr = descend(optimizer, trained, optim, loss=losses[-1], step=step, place=place, steps=steps, skipped=skipped)
-        skipped = 0 if lr else skipped + 1
+        descend(optimizer, trained, optim, progress, loss=losses[-1], lr=schedule.lr(place))
         if on_step is not None:
             on_step(step, losses[-1])
-    return losses

@@ -1,0 +1,260 @@
+"""A saved pruner on disk: `config.json`, `model.safetensors` (scorer only) and a model card. Never pickle.
+
+save_pruner(folder, state=pruner.state_dict(), config={"method": {"name": "diffprune", ...}, ...})
+config, state = load_pruner(folder)
+
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from diffprune.results import Row, library_versions, markdown_table
+
+FORMAT = 1
+_AGAIN = "save or download the pruner again"
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+
+# What a config must hold; `format`, `versions` and `weights_digest` are filled in when saving.
+#   method     {"name", "options"}
+#   base       {"id", "revision", "model_type", "fingerprint"}: the model it was trained on
+#   features   where the features are taken
+#   budgets    trained for, the smallest first: one, or the two ends of a range
+#   positions  "original" or "packed"
+CONFIG_KEYS: dict[str, type] = {"method": dict, "base": dict, "features": dict, "budgets": list, "positions": str}
+_METHOD_KEYS = ("name", "options")
+_BASE_KEYS = ("id", "revision", "fingerprint")
+_FILLED_KEYS = ("format", "versions", "weights_digest")
+
+_SAMPLED_VALUES = 1024  # of each tensor; enough to tell two trainings apart, quick for 300 M parameters
+_SMALLEST_NORMAL_HALF = 2.0**-14
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A short text that tells one base model's vision and projector weights from another's.
+
+    Hashes every name and shape, and up to 1,024 evenly spaced values of each tensor. Values are rounded to bfloat16 and
+    those too small for a float16 become 0, so a 16-bit checkpoint has one fingerprint whether it is loaded as float32,
+    bfloat16 or float16. (A float32 checkpoint has one for float32 and bfloat16, and may have another for float16, where
+    it is rounded twice.) The order of the tensors does not matter.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        flat = tensor.detach().flatten()
+        if flat.numel() > _SAMPLED_VALUES:
+            flat = flat[torch.arange(_SAMPLED_VALUES, device=flat.device) * flat.numel() // _SAMPLED_VALUES]
+        values = flat.to("cpu", torch.bfloat16)
+        values = torch.where(values.abs() < _SMALLEST_NORMAL_HALF, torch.zeros_like(values), values)
+        digest.update(values.contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def exported_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries a deployed pruner needs: all but those with a part of their name starting with `throttle_`."""
+    return {
+        name: tensor
+        for name, tensor in state.items()
+        if not any(part.startswith("throttle_") for part in name.split("."))
+    }
+
+
+def model_card(config: Mapping[str, Any], card_rows: Sequence[Row] | None = None) -> str:
+    """A README in the hub's form: what it is, what it needs, how to use it, and the measured rows if there are any."""
+    method, base = config["method"]["name"], config["base"]
+    base_id = base["id"] or "a model without a name"
+    hub_line = f"base_model: {base['id']}\n" if base["id"] else ""
+    budgets = " to ".join(str(budget) for budget in config["budgets"]) or "no budget"
+    measured = markdown_table(card_rows) if card_rows else "Nothing has been measured with it yet.\n"
+    return f"""---
+library_name: diffprune
+{hub_line}tags: [visual-token-pruning, vision-language-model]
+---
+
+# {method} for {base_id}
+
+A visual token pruner made with diffprune. It holds the scorer only; the base model is loaded from its own place.
+
+```python
+import diffprune as dp
+
+vlm = dp.PrunedVLM.from_pretrained("<this folder or repository>", keep=64)
+vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
+```
+
+- base model: {base_id}, revision {base["revision"]}, fingerprint `{base["fingerprint"]}`
+- options: `{json.dumps(config["method"]["options"])}`
+- trained for keep = {budgets}; positions: {config["positions"]}
+
+## Measured
+
+{measured}"""
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Raise where an entry is missing or of the wrong type."""
+    for key, kind in CONFIG_KEYS.items():
+        if not isinstance(config.get(key), kind):
+            raise ValueError(f"{key} is {config.get(key)!r}: must be a {kind.__name__}")
+    for section, keys in (("method", _METHOD_KEYS), ("base", _BASE_KEYS)):
+        for key in keys:
+            if key not in config[section]:
+                raise ValueError(f"{section}.{key} is missing")
+
+
+def save_pruner(
+    folder: str | Path,
+    *,
+    state: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    card_rows: Sequence[Row] | None = None,
+) -> None:
+    """Write a pruner so that a failed save leaves the files of the folder as they were.
+
+    Everything is written to a folder beside it first; then each file is moved into its place. Other files in `folder`
+    (training checkpoints) are left alone.
+
+    Args:
+        folder: Made if it is not there.
+        state: Of the whole pruner; the throttler is left out here.
+        config: At least the entries of `CONFIG_KEYS`, all of it JSON.
+        card_rows: Result rows for the model card.
+    """
+    try:
+        _check_config(config)
+    except ValueError as error:
+        raise ValueError(f"cannot save this pruner: {error}") from None
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        new = Path(temporary)
+        # copies, so that views and shared memory are written as plain tensors
+        tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+        # Not by `save_file`, whose files are for their owner alone: these have the mode of any other file here.
+        content = safetensors.torch.save(exported_state(tensors), metadata={"format": "pt"})
+        (new / WEIGHTS_FILE).write_bytes(content)
+        filled = {
+            "format": FORMAT,
+            **config,
+            "versions": library_versions(),
+            "weights_digest": _digest(new / WEIGHTS_FILE),
+        }
+        (new / CONFIG_FILE).write_text(json.dumps(filled, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        (new / CARD_FILE).write_text(model_card(filled, card_rows), encoding="utf-8")
+        folder.mkdir(exist_ok=True)
+        _move_all([WEIGHTS_FILE, CARD_FILE, CONFIG_FILE], new, folder)
+
+
+def _move_all(names: Sequence[str], source: Path, target: Path) -> None:
+    """Move each file into `target`; where one cannot be moved, those already there are put back."""
+    backup = source / "before"
+    backup.mkdir()
+    for name in names:
+        if (target / name).exists():
+            shutil.copy2(target / name, backup / name)
+    moved: list[str] = []
+    try:
+        for name in names:
+            os.replace(source / name, target / name)
+            moved.append(name)
+    except BaseException:
+        for name in moved:
+            if (backup / name).exists():
+                os.replace(backup / name, target / name)
+            else:
+                (target / name).unlink()
+        raise
+
+
+def _way_back(path: Path, restore: str | None, otherwise: str = _AGAIN) -> str:
+    return otherwise if restore is None else restore.format(path=path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def load_pruner(folder: str | Path, *, restore: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config and the scorer's state, both checked; a damaged or foreign file is refused by name.
+
+    Args:
+        restore: How to get a missing or damaged file back, the end of a sentence, with `{path}` where its path
+            belongs. Default: save or download the pruner again.
+    """
+    folder = Path(folder)
+    config = _read_config(folder / CONFIG_FILE, restore)
+    weights = folder / WEIGHTS_FILE
+    if not weights.is_file():
+        raise ValueError(f"{weights} is missing: {_way_back(weights, restore)}")
+    try:
+        state = safetensors.torch.load_file(weights)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{weights} is damaged or no safetensors file: {_way_back(weights, restore)}") from error
+    if _digest(weights) != config["weights_digest"]:
+        raise ValueError(f"{weights} does not belong to the {CONFIG_FILE} beside it: {_way_back(weights, restore)}")
+    return config, state
+
+
+def _read_config(path: Path, restore: str | None) -> dict[str, Any]:
+    if not path.is_file():
+        written = "give a folder written by save_pretrained or by `diffprune train`"
+        raise ValueError(f"{path} is missing: {_way_back(path, restore, written)}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {_way_back(path, restore)}") from error
+    if not isinstance(config, dict) or "format" not in config or "method" not in config:
+        raise ValueError(f"{path} is not of a saved pruner: give a folder written by save_pretrained, not a base model")
+    if config["format"] != FORMAT:
+        raise ValueError(f"{path} has format {config['format']!r} and this version reads {FORMAT}: upgrade diffprune")
+    try:
+        _check_config(config)
+        if missing := [key for key in _FILLED_KEYS if key not in config]:
+            raise ValueError(f"{missing[0]} is missing")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; {_way_back(path, restore)}") from error
+    return config
+
+
+# A model with its method ---------------------------------------------------------------------------------------------
+
+
+def describe(vlm: Any, *, base_id: str | None = None, notes: str = "") -> dict[str, Any]:
+    """Everything about a `PrunedVLM`'s pruner but its weights, as saved in `config.json`."""
+    config = vlm.base.config
+    return {
+        "method": {"name": vlm.method.name, "options": dataclasses.asdict(vlm.method.options)},
+        "base": {
+            "id": base_id or getattr(config, "_name_or_path", "") or "",
+            "revision": getattr(config, "_commit_hash", None),
+            "model_type": config.model_type,
+            "fingerprint": fingerprint(vision_state(vlm.backbone).items()),
+        },
+        "features": {"layer": getattr(config, "vision_feature_layer", None), "before": "projector"},
+        "budgets": list(vlm.trained_for) or [vlm.budget.keep],
+        "positions": vlm.positions,
+        "newline": vlm.backbone.keeps_newlines,
+        "budget": vlm.budget_rule,
+        "notes": notes,
+    }
+
+
+def vision_state(backbone: Any) -> dict[str, Tensor]:
+    """The weights a pruner depends on: the vision tower's and the projector's."""
+    return {
+        f"{part}.{key}": value
+        for part, module in backbone.vision_modules().items()
+        for key, value in module.state_dict().items()
+    }

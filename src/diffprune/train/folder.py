@@ -1,0 +1,118 @@
+"""The folder of a run: who may write into it, where the run in it is, and the rows that could not be used."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from diffprune.config import RunConfig, differences, load_config, to_yaml
+from diffprune.results import write_text
+from diffprune.saving import CONFIG_FILE
+from diffprune.train.checkpointing import RUN_FILE, list_checkpoints, writing
+from diffprune.train.feed import Broken
+from diffprune.train.loop import Progress
+
+BROKEN_FILE = "broken.jsonl"
+MAX_BROKEN = 0.01  # share of the rows a run reads
+
+
+@dataclass(slots=True)
+class RunState(Progress):
+    """Where a run is, as plain values: what a checkpoint keeps beside its tensors.
+
+    Args:
+        best: The best validation so far.
+        random: The held-out loss of random choice at the same budgets: what a scorer must be below.
+        waited: Validations since then, counted once the temperature has settled.
+        tau_start: The temperature of the first step, where the run found it itself.
+        broken: Rows that could not be used.
+        early: Whether patience has run out.
+        seconds: Of training, over all sittings.
+        batch: Samples of the global batch.
+    """
+
+    best: dict[str, Any] | None = None
+    random: float | None = None
+    waited: int = 0
+    tau_start: float | None = None
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    early: bool = False
+    seconds: float = 0.0
+    batch: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """Every value by name, as `RunState(**values)` takes them."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+@contextmanager
+def claimed(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[None]:
+    """Hold the run's folder; one whose run failed before its first checkpoint is free again."""
+    is_new = claim_folder(folder, config, resume=resume)
+    try:
+        yield
+    except Exception:
+        if is_new and not list_checkpoints(folder):
+            (folder / RUN_FILE).unlink(missing_ok=True)
+        raise
+
+
+def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
+    """Write the resolved config into the run's folder, unless it is there; refuse a folder that holds another run.
+
+    Returns:
+        Whether the folder was free.
+    """
+    written = folder / RUN_FILE
+    if written.is_file():
+        changed = differences(load_config(written), config)
+        if changed and not resume:
+            raise ValueError(f"{folder} holds another run ({'; '.join(changed)}); choose another folder with --out")
+        if not resume:
+            raise ValueError(
+                f"{folder} holds this run already; go on with --resume, or choose another folder with --out"
+            )
+        if changed:
+            raise ValueError(
+                f"{folder} was started with another config ({'; '.join(changed)}); resume with the same one, "
+                "or choose another folder with --out"
+            )
+    elif (folder / CONFIG_FILE).exists():
+        raise ValueError(f"{folder} holds a saved model or pruner already; choose another folder with --out")
+    else:
+        write_text(written, to_yaml(config))
+        return True
+    return False
+
+
+def note_broken(folder: Path, state: RunState, rows: Sequence[Broken], *, name: str, read: int, write: bool) -> None:
+    """Note rows that cannot be used; more than one in a hundred of what the run reads stops it.
+
+    Args:
+        name: Of the data, for the message.
+        read: Rows that the run reads.
+        write: Whether this process writes the list.
+    """
+    known = {entry["row"] for entry in state.broken}
+    state.broken += [{"row": row.id, "reason": row.reason} for row in rows if row.id not in known]
+    if write:
+        write_broken(folder, state.broken)
+    if len(state.broken) > MAX_BROKEN * read:
+        raise ValueError(
+            f"{len(state.broken)} rows of {name} cannot be used, more than 1 % of the {read} this run reads; "
+            f"{first_broken(folder, state)}"
+        )
+
+
+def first_broken(folder: Path, state: RunState) -> str:
+    """The first row that could not be used, as the end of a sentence."""
+    first = state.broken[0]
+    return f"the first is row {first['row']}: {first['reason']} (all are listed in {folder / BROKEN_FILE})"
+
+
+def write_broken(folder: Path, broken: Sequence[dict[str, Any]]) -> None:
+    """The list of rows that could not be used, one JSON object per line."""
+    with writing(BROKEN_FILE, folder):
+        write_text(folder / BROKEN_FILE, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in broken))

@@ -1,0 +1,87 @@
+"""What a step descends along, as a module whose parameters are the method's, for Accelerate to wrap."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor, nn
+
+from diffprune.backbones.base import Batch
+from diffprune.config import DataConfig, RunConfig
+from diffprune.methods.random import Random
+from diffprune.model import PrunedVLM
+from diffprune.train.feed import Feed, Sample, prepare_pictures
+from diffprune.train.sampler import draw_keep, noise_generator
+from diffprune.types import Budget, VisualTokens
+
+How = Literal["throttled", "hard", "random"]
+BLANK = (Sample(id=-1, picture=Image.new("RGB", (56, 56)), question=DataConfig().prompt, answer="."),)
+
+
+class Objective(nn.Module):
+    """The loss of a few samples."""
+
+    def __init__(self, vlm: PrunedVLM, config: RunConfig, feed: Feed) -> None:
+        super().__init__()
+        self.method = vlm.method
+        self._vlm = (vlm,)  # in a tuple: the method must not be registered twice
+        self.config, self.feed = config, feed
+
+    def forward(
+        self,
+        samples: Sequence[Sample],
+        step: int | str,
+        tau: float,
+        num_targets: Float[Tensor, ""],
+        *,
+        how: How = "throttled",
+        batch: Batch | None = None,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """The samples' part of the loss, and the sum over them of the budget entropy, sum alpha (1 - alpha).
+
+        Args:
+            step: Noise and budgets are drawn from it, the seed and the sample.
+            num_targets: Answer tokens of the global batch.
+            how: Or "hard": drop as in deployment; or "random": drop as many, drawn by lot.
+            batch: The samples as the model takes them, where that is done already.
+        """
+        (vlm,), config = self._vlm, self.config
+        if not samples and not config.backbone.shard:  # all broken: others still wait for this process's gradients
+            nothing = sum((parameter.sum() * 0 for parameter in self.parameters()), torch.zeros((), device=self.device))
+            return nothing, torch.zeros((), device=self.device)  # type: ignore[return-value]
+        if not samples:  # others wait for this process's part of every layer too
+            loss, entropy = self(BLANK, step, tau, num_targets, how=how, batch=prepare_pictures(vlm, BLANK))
+            return loss * 0, entropy * 0
+        batch, tokens = self.feed.encode(vlm, samples, batch)
+        counts = self._budgets(tokens, samples, step)
+        if how == "hard":
+            return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
+        if how == "random":
+            lm = vlm.splice(batch, tokens, Random().deploy(tokens, counts))
+            return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
+        noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
+        if vlm.method.learns_from_regions:
+            tokens = replace(tokens, regions=self.feed.regions(vlm, tokens, samples))
+        loss, alpha = vlm.loss(
+            batch,
+            tokens=tokens,
+            tau=tau,
+            keep=counts,
+            generator=noise,
+            num_targets=num_targets,
+            remove_below=config.remove_below,
+            return_alpha=True,
+        )
+        return loss, (alpha.detach() * (1 - alpha.detach())).sum().float()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def _budgets(self, tokens: VisualTokens, samples: Sequence[Sample], step: int | str) -> Int[Tensor, " B"]:
+        keeps = [draw_keep(self.config.budget, self.config.seed, step, sample.id) for sample in samples]
+        counts = [Budget(keep).count(int(n)) for keep, n in zip(keeps, tokens.counts.tolist(), strict=True)]
+        return torch.tensor(counts, device=tokens.x.device)

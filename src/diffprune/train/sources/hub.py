@@ -1,0 +1,41 @@
+"""Datasets of the Hugging Face hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from diffprune.config import DataConfig
+from diffprune.extras import MissingExtraError
+from diffprune.train.sources.rows import Row, require_columns
+from diffprune.train.sources.stream import Stream
+
+
+class Hub(Stream):
+    """A dataset of the Hugging Face hub, streamed: nothing is stored. Its shards come in an order drawn by `seed`."""
+
+    def __init__(self, config: DataConfig) -> None:
+        try:
+            import datasets  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise MissingExtraError("datasets is not installed: run pip install 'diffprune[train]'") from None
+        self.config, self.root = config, Path(config.images or "")
+        try:
+            stream = datasets.load_dataset(config.name, split=config.split, streaming=True)
+        except Exception as error:
+            raise ValueError(
+                f"data.name={config.name!r} is neither a folder or file here nor a dataset of the hub that can be "
+                f"reached ({type(error).__name__})"
+            ) from error
+        features = stream.features or {}
+        if features:
+            require_columns([dict.fromkeys(features)], config, config.name)
+        if isinstance(features.get(config.image), datasets.Image):
+            stream = stream.cast_column(config.image, datasets.Image(decode=False))  # decoded where it is needed
+        splits = stream.info.splits or {}
+        self.total = splits[config.split].num_examples if config.split in splits else None
+        self.stream = stream.shuffle(seed=config.seed, buffer_size=1)
+
+    def count(self) -> int | None:
+        return self.total
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        yield from enumerate(self.stream)

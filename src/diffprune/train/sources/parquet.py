@@ -1,0 +1,49 @@
+"""Parquet files, one row group at a time."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from diffprune.config import DataConfig
+from diffprune.extras import MissingExtraError
+from diffprune.rng import hash_key
+from diffprune.train.sources.rows import QUESTION, Row, require_columns
+from diffprune.train.sources.stream import Stream
+
+
+class Parquet(Stream):
+    """Parquet files; their row groups are read in an order drawn by `data.seed`, since tables often come sorted."""
+
+    def __init__(self, paths: Sequence[Path], config: DataConfig) -> None:
+        try:
+            import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise MissingExtraError(
+                "pyarrow, which reads parquet files, is not installed: run pip install 'diffprune[train]'"
+            ) from None
+        self.config, self.root = config, Path(config.images) if config.images else paths[0].parent
+        self.groups: list[tuple[int, Path, int]] = []  # number of the first row, file, row group
+        self.total = 0
+        for path in paths:
+            try:
+                file = parquet.ParquetFile(path)
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{path} is damaged or no parquet file: {str(error).splitlines()[0]}") from error
+            require_columns([dict.fromkeys(file.schema_arrow.names)], config, path)
+            for group in range(file.num_row_groups):
+                self.groups.append((self.total, path, group))
+                self.total += file.metadata.row_group(group).num_rows
+        self.groups.sort(key=lambda item: hash_key(config.seed, "groups", item[0]))
+
+    def count(self) -> int:
+        return self.total
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
+
+        used = {self.config.image, self.config.caption, QUESTION}
+        for first, path, group in self.groups:
+            file = parquet.ParquetFile(path)
+            columns = [name for name in file.schema_arrow.names if name in used]
+            table = file.read_row_group(group, columns=columns)
+            for place in range(table.num_rows):
+                yield first + place, {name: table.column(name)[place].as_py() for name in columns}

@@ -1,0 +1,361 @@
+"""What a run is made of (model, method, data, optimiser, state) and what it does: a step, a validation, a save."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, gather_object
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from diffprune.backbones.base import Batch
+from diffprune.config import STARTS, RunConfig
+from diffprune.fitting import wrap_backbone
+from diffprune.methods.diffprune import DiffPrune
+from diffprune.methods.options import build_method
+from diffprune.model import PrunedVLM
+from diffprune.schedules import Schedule, resolve_steps
+from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
+from diffprune.train.checkpointing import (
+    Checkpoint,
+    load_latest,
+    optimizer_tensors,
+    random_tensors,
+    restore_optimizer,
+    restore_random,
+    save_checkpoint,
+    writing,
+)
+from diffprune.train.feed import Broken, Feed, Sample
+from diffprune.train.folder import RunState, first_broken, note_broken
+from diffprune.train.frozen import load_frozen
+from diffprune.train.loop import descend, make_optimizer, make_schedule
+from diffprune.train.objective import How, Objective
+from diffprune.train.sampler import global_batch, micro_batches
+from diffprune.train.sources import open_feed
+from diffprune.train.validate import held_out_losses, judge
+from diffprune.train.watch import plot_losses, read_metrics
+from diffprune.types import VisualTokens
+
+CALIBRATION = 1024  # pictures from which the scale of matched noise is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one forward pass is given.
+
+    Args:
+        samples: Of the rows that can be used.
+        broken: The other rows.
+        batch: The samples as the model takes them; None where that is left to the pass.
+        num_targets: Answer tokens of the samples.
+    """
+
+    samples: list[Sample]
+    broken: list[Broken]
+    batch: Batch | None
+    num_targets: int
+
+
+class Trainer:
+    """A run with everything in its place; `run.train_pruner` goes through it.
+
+    Args:
+        frozen: Model, processor and the name to load them by, where they are not to be loaded as the config says.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: Path, accelerator: Accelerator, frozen: tuple[Any, Any, str] | None = None
+    ) -> None:
+        self.config, self.folder, self.accelerator = config, folder, accelerator
+        seed_everything(config.seed)
+        model, processor, self.base_id = frozen or self._load()
+        budgets = (config.budget.keep,) if config.budget.range is None else config.budget.range
+        keep = budgets[-1]
+        assert keep is not None
+        seed_everything(config.seed)  # again: what loading drew must not decide where the scorer starts
+        backbone = wrap_backbone(model, processor)
+        method = build_method(
+            config.method.name, block=backbone.block, language=backbone.language, **config.method.options
+        )
+        self.vlm = PrunedVLM(model, processor, method=method, keep=keep)
+        self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
+        if not self.vlm.method.trained:
+            raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
+        self.vlm.method.start_training()
+        if config.tau.start == "auto":
+            self._check_auto()
+        self.feed: Feed = open_feed(config.data, config.seed)
+        optim = config.optim
+        self.size = optim.batch_size * optim.accumulate * accelerator.num_processes
+        self.steps = self._count_steps()
+        self.validate_every = max(1, resolve_steps(config.validation.every, self.steps))
+        trained = [parameter for parameter in self.vlm.method.parameters() if parameter.requires_grad]
+        objective = Objective(self.vlm, config, self.feed)
+        self.objective, self.optimizer = accelerator.prepare(objective, make_optimizer(trained, optim))
+        self.trained = trained
+        self.state = RunState(batch=self.size)
+        self.best_weights: dict[str, Tensor] = {}
+        self.held_out: list[Sample] = []
+        self.agreements: list[tuple[float, float]] = []  # temperature and correlation, where a start was looked for
+
+    def _load(self) -> tuple[Any, Any, str]:
+        """The frozen model; where it is split over processes, one after the other loads it, for the host's memory."""
+        config, accelerator = self.config.backbone, self.accelerator
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError(
+                "accelerate was launched with its own FSDP, which would split the pruner and leave the frozen model "
+                "whole; launch with --multi_gpu and set backbone.shard=true"
+            )
+        if not config.shard or accelerator.num_processes == 1:
+            return load_frozen(config, accelerator.device)
+        mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        loaded = None
+        for turn in range(accelerator.num_processes):
+            if turn == accelerator.process_index:
+                loaded = load_frozen(config, accelerator.device, mesh)
+            accelerator.wait_for_everyone()
+        assert loaded is not None
+        return loaded
+
+    def _count_steps(self) -> int:
+        optim, per_epoch = self.config.optim, self.feed.per_epoch
+        if optim.steps is not None:
+            return optim.steps
+        if per_epoch is None:
+            raise ValueError(f"there is no end of {self.config.data.name}; say how long to train with optim.steps=...")
+        steps = optim.epochs * per_epoch // self.size
+        if steps < 1:
+            raise ValueError(
+                f"{per_epoch} samples are fewer than one global batch of {self.size}; lower optim.batch_size or "
+                "optim.accumulate, or give more data"
+            )
+        return steps
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of temperature and learning rate; a temperature that the run finds itself is known from `begin` on."""
+        return make_schedule(self.config.optim, self.config.tau, self.steps, tau_start=self.state.tau_start)
+
+    # --- before the first step ---
+
+    def begin(self) -> None:
+        """Go on from the last checkpoint, or calibrate and start; then read the held-out samples."""
+        found = load_latest(self.folder)
+        if found is not None:
+            self._restore(found)
+        else:
+            if getattr(self.vlm.method, "throttle_noise", None) is not None:
+                self.vlm.method.calibrate(tokens for _, _, tokens in self._first(CALIBRATION))  # type: ignore[operator]
+            if self.config.tau.start == "auto":
+                self.state.tau_start = self._find_start()
+        rows = self.feed.validation()
+        whole = [row for row in rows if isinstance(row, Sample)]
+        self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
+        self.held_out = whole
+
+    def _first(self, count: int, size: int | None = None) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
+        """The first samples to train on, some at a time, encoded."""
+        per_epoch = self.feed.per_epoch
+        count = count if per_epoch is None else min(count, per_epoch)
+        size = size or self.config.optim.batch_size
+        for start in range(0, count, size):
+            positions = range(start, min(start + size, count))
+            rows = self.feed.read(positions, positions).values()
+            samples = [row for row in rows if isinstance(row, Sample)]
+            if samples:
+                yield samples, *self.feed.encode(self.vlm, samples)
+
+    def _check_auto(self) -> None:
+        method = self.vlm.method
+        if not isinstance(method, DiffPrune):
+            raise ValueError(
+                f"tau.start=auto is measured with diffprune's throttled loss, and {method.name!r} has none; give it a "
+                "number"
+            )
+        if not method.options.standardise:
+            raise ValueError(
+                "tau.start=auto is measured with standardised logits, and method.standardise is false; set it to true, "
+                "as recipe=bridge does, or give tau.start a number"
+            )
+
+    def _find_start(self) -> float:
+        """The highest temperature at which the smallest budget's throttled loss agrees with that of dropping."""
+        config, accelerator = self.config, self.accelerator
+        captions = [
+            Captions.of(samples, batch, tokens, config)
+            for samples, batch, tokens in self._first(SAMPLES, min(BATCH, config.optim.batch_size))
+        ]
+        if not captions:
+            raise ValueError(
+                f"none of the first {SAMPLES} rows of {config.data.name} can be used, so tau.start=auto has nothing to "
+                "measure with; check the data, or give a number"
+            )
+        keep = smallest_share(config.budget, captions)
+        values = agreement(self.vlm, captions, keep, (STARTS[-1], *STARTS[:-1]))
+        with accelerator.autocast():  # all processes decide by the same numbers
+            start, self.agreements = choose_start(
+                (tau, self.sum_up(value / accelerator.num_processes)[0]) for tau, value in values
+            )
+        return start
+
+    def _restore(self, found: Checkpoint) -> None:
+        state = RunState(**found.state)
+        if state.batch != self.size:
+            raise ValueError(
+                f"the run was started with {state.batch} samples a step and this would be {self.size}; keep "
+                "batch_size * accumulate * processes as it was"
+            )
+        self.state, self.best_weights = state, found.tensors.get("best", {})
+        self.vlm.method.load_state_dict(found.tensors["weights"])
+        restore_optimizer(self.optimizer, found.tensors["optimizer"])
+        restore_random(found.tensors["random"])
+
+    # --- one step ---
+
+    def read(self, step: int) -> list[Part]:
+        """This process's part of a step, one for each forward pass; a thread does this while the step before runs.
+
+        Tokenizers are not to be used by two threads at once, so nothing else may prepare a batch in the meantime.
+        """
+        positions = global_batch(step, self.size)
+        parts = micro_batches(
+            positions,
+            batch_size=self.config.optim.batch_size,
+            rank=self.accelerator.process_index,
+            world=self.accelerator.num_processes,
+        )
+        found = self.feed.read(positions, [position for part in parts for position in part])
+        return [self._part([found[position] for position in part]) for part in parts]
+
+    def _part(self, rows: Sequence[Sample | Broken]) -> Part:
+        samples = [row for row in rows if isinstance(row, Sample)]
+        return Part(
+            samples=samples,
+            broken=[row for row in rows if isinstance(row, Broken)],
+            batch=self.feed.prepare(self.vlm, samples) if samples else None,
+            num_targets=sum(self.count_targets(sample) for sample in samples),
+        )
+
+    def take_step(self, parts: list[Part], *, stop: bool) -> tuple[dict[str, float], bool]:
+        """One optimiser step; what is to be told of it, and whether any process was asked to stop."""
+        accelerator, state, schedule = self.accelerator, self.state, self.schedule
+        step, tau = state.step, schedule.tau(state.step)
+        broken = [row for part in parts for row in part.broken]
+        num_targets = sum(part.num_targets for part in parts)
+        targets, num_broken, num_asked = self.sum_up(num_targets, len(broken), int(stop))
+        if num_broken:
+            self._count_broken(gather_object(broken) if accelerator.num_processes > 1 else broken)
+        if not targets:
+            raise ValueError(f"no row of step {step} can be used; {first_broken(self.folder, state)}")
+        divisor = torch.tensor(targets, dtype=torch.float32, device=accelerator.device)
+        loss_sum = entropy_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            with nullcontext() if last else accelerator.no_sync(self.objective):
+                loss, entropy = self.objective(part.samples, step, tau, divisor, batch=part.batch)
+                # Gradients are averaged over processes, and this is a sum over all samples.
+                accelerator.backward(loss * accelerator.num_processes)
+            loss_sum = loss_sum + loss.detach().double()
+            entropy_sum = entropy_sum + entropy.double()
+        value, entropy, num_samples = self.sum_up(loss_sum, entropy_sum, sum(len(part.samples) for part in parts))
+        lr = descend(
+            self.optimizer,
+            self.trained,
+            self.config.optim,
+            state,
+            loss=value,
+            lr=schedule.lr(step),
+            clip=accelerator.clip_grad_norm_,
+        )
+        self.optimizer.zero_grad()
+        record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}
+        return record, num_asked > 0
+
+    def count_targets(self, sample: Sample) -> int:
+        """Answer tokens of a sample."""
+        return sum(len(self.vlm.backbone._answer_ids(answer)) for answer in sample.answers)
+
+    def sum_up(self, *values: int | float | Tensor) -> list[float]:
+        """Each value summed over the processes."""
+        device = self.accelerator.device
+        packed = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device) for value in values])
+        summed = self.accelerator.reduce(packed, "sum")
+        assert isinstance(summed, Tensor)
+        return summed.tolist()
+
+    def _count_broken(self, rows: Sequence[Broken]) -> None:
+        if rows:
+            per_epoch, data = self.feed.per_epoch, self.config.data
+            read = self.steps * self.size if per_epoch is None else min(self.steps * self.size, per_epoch)
+            read, is_main = read + data.validation, self.accelerator.is_main_process
+            note_broken(self.folder, self.state, rows, name=data.name, read=read, write=is_main)
+
+    def validate(self) -> dict[str, Any]:
+        """Both losses of the held-out samples at the final temperature, with the same noise each time.
+
+        Beside them stands the loss of random choice, which no step changes.
+        """
+        config, state = self.config, self.state
+        ways: tuple[How, ...] = ("throttled", "hard", *(("random",) if state.random is None else ()))
+        throttled, hard, *chance = held_out_losses(
+            self.accelerator.unwrap_model(self.objective),
+            self.held_out,
+            ways,
+            tau=config.tau.end,
+            num_targets=sum(map(self.count_targets, self.held_out)),
+            accelerator=self.accelerator,
+            total=self.sum_up,
+        )
+        if chance:
+            (state.random,) = chance
+        record = {"step": state.step, "throttled": throttled, "hard": hard, "gap": hard - throttled}
+        record["random"] = state.random
+        judge(
+            state,
+            record,
+            choose_by=config.validation.choose_by,
+            patience=config.optim.patience,
+            settled=state.step > self.schedule.anneal_steps,
+        )
+        if record["best"]:
+            self.best_weights = {
+                name: value.detach().to("cpu", copy=True) for name, value in self.vlm.method.state_dict().items()
+            }
+        return record
+
+    # --- the end ---
+
+    def save(self) -> None:
+        """Write a checkpoint, from the first process."""
+        if self.accelerator.is_main_process:
+            tensors = {
+                "weights": self.vlm.method.state_dict(),
+                "optimizer": optimizer_tensors(self.optimizer),
+                "random": random_tensors(),
+                **({"best": self.best_weights} if self.best_weights else {}),
+            }
+            checkpoint = Checkpoint(self.state.plain(), tensors)
+            save_checkpoint(self.folder, self.state.step, checkpoint, keep=self.config.saving.keep)
+
+    def export(self) -> None:
+        """Save the best pruner (the last one, where nothing was held out) and the picture of its losses."""
+        if self.best_weights:
+            self.vlm.method.load_state_dict(self.best_weights)
+        if self.accelerator.is_main_process:
+            with writing("the trained pruner", self.folder):
+                self.vlm.save_pretrained(self.folder, base_id=self.base_id)
+            plot_losses(self.folder, read_metrics(self.folder))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch on every device. What a step draws comes from generators of its own."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,56 @@
+"""The losses of held-out samples, and what they decide: which weights are the best, and when a run has had enough."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from diffprune.train.feed import Sample
+from diffprune.train.folder import RunState
+from diffprune.train.objective import How, Objective
+
+FIXED = "validation"  # in place of the step: noise and budgets of validation are the same each time
+
+
+@torch.no_grad()
+def held_out_losses(
+    objective: Objective,
+    samples: Sequence[Sample],
+    ways: Sequence[How],
+    *,
+    tau: float,
+    num_targets: int,
+    accelerator: Accelerator,
+    total: Callable[..., list[float]],
+) -> list[float]:
+    """The loss of all samples, once in each way, shared out over the processes.
+
+    Args:
+        tau: The run's final temperature.
+        num_targets: Answer tokens of all samples.
+        total: Sums values over the processes.
+    """
+    mine, size = samples[accelerator.process_index :: accelerator.num_processes], objective.config.optim.batch_size
+    divisor = torch.tensor(num_targets, dtype=torch.float32).to(accelerator.device)
+    sums = {how: torch.zeros((), dtype=torch.float64, device=accelerator.device) for how in ways}
+    most = -(-len(samples) // accelerator.num_processes)  # as many passes in each process
+    for start in range(0, most, size):
+        for how in sums:
+            with accelerator.autocast():
+                sums[how] += objective(mine[start : start + size], FIXED, tau, divisor, how=how)[0].double()
+    return total(*sums.values())
+
+
+def judge(state: RunState, record: dict[str, Any], *, choose_by: str, patience: int | None, settled: bool) -> None:
+    """Note in both whether this validation is the best so far, and whether patience has run out.
+
+    Args:
+        settled: Whether the temperature has reached its end.
+    """
+    record["best"] = state.best is None or record[choose_by] < state.best[choose_by]
+    if record["best"]:
+        state.best, state.waited = dict(record), 0
+    elif settled:
+        state.waited += 1
+        state.early = patience is not None and state.waited >= patience
