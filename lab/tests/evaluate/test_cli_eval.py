@@ -1,6 +1,5 @@
 """`diffprune eval` on the scenes tasks: the oracle, splits and sizes of this world."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -35,20 +34,13 @@ def run(capsys: pytest.CaptureFixture[str], folder: Path):
 
 
 def test_the_oracle_of_these_pictures_is_measured_too(run, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "x.json"
-    code, printed, _ = run(
-        "--methods", "full,random,oracle", "--keep", "8,0.1", "--tasks", "pope,gqa", "--seeds", "0,1", "--blind",
-        "--out", str(out), "--commit", "abc",
-    )  # fmt: skip
-    assert code == 0 and "retention" in printed
+    out = tmp_path / "x.json"
+    code, _, err = run("--methods", "oracle", "--keep", "8,0.1", "--tasks", "pope,gqa", "--out", str(out))
+    assert code == 0, err
     results = read_results(out)
-    assert results.name == "x" and results.commit == "abc" and results.seeds == [0, 1]
-    quality = {(row["method"], row["keep"], row["seed"]) for row in results.rows if "task" in row}
-    random = {("random", keep, seed) for keep in (8, 0.1) for seed in (0, 1)}
-    assert quality == random | {("full", 1.0, 0), ("oracle", 8, 0), ("oracle", 0.1, 0), ("blind", 1.0, 0)}
-    assert all("chance" in row for row in results.rows if "task" in row)
-    answers = json.loads(out.with_suffix(".answers.json").read_text())
-    assert {said for one in answers["runs"] for said in one["said"]} == {"yes"}
+    quality = {(row["method"], row["keep"], row["task"]) for row in results.rows if "task" in row}
+    assert quality >= {("oracle", keep, task) for keep in (8, 0.1) for task in ("pope", "gqa")}
+    assert results.notes == "2 scored questions a task, test split; the scenes tasks are stand-ins"
 
 
 @pytest.mark.parametrize(("arguments", "sizes"), [([], "384"), (["--sizes", "varying"], "varying")])
