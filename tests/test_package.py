@@ -101,9 +101,20 @@ def test_an_extra_imported_where_it_is_used_is_fine(check_imports, tmp_path):
     assert check_imports.check(tmp_path) == []
 
 
-def test_committed_weights_stay_small(root):
-    sizes = [path.stat().st_size for path in (root / "src").rglob("*.safetensors")]
-    assert sum(sizes) <= 22e6 and all(size < 16 * 2**20 for size in sizes)
+def test_committed_weights_stay_small_and_in_the_lab(root):
+    assert list((root / "src").rglob("*.safetensors")) == []
+    sizes = [path.stat().st_size for path in (root / "lab/diffprune_lab").rglob("*.safetensors")]
+    assert sum(sizes) <= 60e6 and all(size < 16 * 2**20 for size in sizes)
+
+
+def test_a_source_file_is_about_one_thing(root):
+    lengths = {
+        path.relative_to(root): len(path.read_text().splitlines())
+        for folder in ("src/diffprune", "lab/diffprune_lab", "tools", "examples")
+        for path in (root / folder).rglob("*.py")
+    }
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
+    assert len((root / "src/diffprune/model.py").read_text().splitlines()) <= 300
 
 
 def test_the_public_names_are_those_a_user_needs():

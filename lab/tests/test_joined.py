@@ -12,6 +12,11 @@ def test_what_is_declared_is_what_is_joined_by_hand(root):
     assert declared == diffprune_lab.DOORS
 
 
+def test_the_library_never_names_the_lab(root):
+    named = [path for path in (root / "src").rglob("*.py") if "diffprune_lab" in path.read_text()]
+    assert named == []
+
+
 def test_the_lab_on_the_path_runs_without_being_installed(root):
     """`python -m diffprune_lab` opens the doors by hand."""
     code = (
