@@ -19,9 +19,11 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
 from diffprune.backbones._clip import grid_boxes
-from diffprune.backbones.base import Backbone, Batch, pad_rows, with_needs
+from diffprune.backbones.base import Backbone, with_needs
 from diffprune.backbones.processors import Picture, by_size, normalise
+from diffprune.backbones.prompts import Batch
 from diffprune.nn import BlockSpec
+from diffprune.ops import pad_rows
 from diffprune.types import LMInputs, VisualTokens
 
 QUERY_CHUNK = 256  # queries whose attention rows are held at a time; never a whole P x P map

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones.base import Backbone, Batch, with_needs
+from diffprune.backbones.base import Backbone, with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.fast import verify
 from diffprune.fast.buckets import Bucket, CacheStore, num_columns
 from diffprune.fast.choice import Choose, choose_by_score, take

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from diffprune.backbones.base import IGNORE, Backbone, behind_prompt
+from diffprune.backbones.base import Backbone
+from diffprune.backbones.prompts import IGNORE, behind_prompt
 from diffprune.inside.layers import add_after, additive_mask, attention_mask, run_layer, run_routed
 from diffprune.inside.reader import AttentionReader, at_columns, columns_of
 from diffprune.inside.state import Cut, Decision, LayerState, Prompt, Route
