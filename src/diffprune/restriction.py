@@ -67,7 +67,7 @@ def restrict_planes(
 ) -> tuple[Float[Tensor, "B N D"], ...]:
     """The tokens' other planes (DeepStack), weakened by the same weights as their features.
 
-    Left whole, they would tell the language model what the restricted features no longer may. The noise is as loud as
+    Left whole, they would show the language model what the restricted features no longer may. The noise is as loud as
     the image's own features, whose scale the tower leaves free; the linear gate has a finite slope at any weight.
     """
     gated = []

@@ -37,12 +37,12 @@ _METHOD_KEYS = ("name", "options")
 _BASE_KEYS = ("id", "revision", "fingerprint")
 _FILLED_KEYS = ("format", "versions", "weights_digest")
 
-_SAMPLED_VALUES = 1024  # of each tensor; enough to tell two trainings apart, quick for 300 M parameters
+_SAMPLED_VALUES = 1024  # of each tensor; enough to distinguish two trainings, fast for 300 M parameters
 _SMALLEST_NORMAL_HALF = 2.0**-14
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A short text that tells one base model's vision and projector weights from another's.
+    """A short text that differs between the vision and projector weights of two base models.
 
     Hashes every name and shape, and up to 1,024 evenly spaced values of each tensor. Values are rounded to bfloat16 and
     those too small for a float16 become 0, so a 16-bit checkpoint has one fingerprint whether it is loaded as float32,
@@ -127,7 +127,7 @@ def save_pruner(
 
     Args:
         folder: Made if it is not there.
-        state: Of the whole pruner; the throttler is left out here.
+        state: Of the whole pruner; the throttler is not saved.
         config: At least the entries of `CONFIG_KEYS`, all of it JSON.
         card_rows: Result rows for the model card.
     """

@@ -121,7 +121,7 @@ def test_boxes_teach_it_and_data_without_boxes_is_refused() -> None:
     batch = vlm.prepare([tiny.picture(1)], ["what?"], ["a star"])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    with pytest.raises(ValueError, match=r"this data tells none; train it on data\.name=scenes, or set method\.superv"):
+    with pytest.raises(ValueError, match=r"this data has none; train it on data\.name=scenes, or set method\.superv"):
         vlm.loss(batch, tokens=tokens)
     regions = torch.zeros(1, 16, dtype=torch.bool)
     regions[0, 5:8] = True

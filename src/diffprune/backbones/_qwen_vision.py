@@ -50,7 +50,7 @@ class QwenVL(Backbone):
     @property
     @abstractmethod
     def full_blocks(self) -> frozenset[int]:
-        """Blocks in which a patch hears its whole image."""
+        """Blocks in which a patch attends to its whole image."""
 
     @property
     def plane_blocks(self) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ class QwenVL(Backbone):
         for prompt in prompts:
             if self.image_token * 2 in prompt:
                 raise ValueError(
-                    f"two placeholders {self.image_token} stand side by side, and this family cannot tell such images "
+                    f"two placeholders {self.image_token} stand side by side, and this family cannot separate such images "
                     f"apart; write {self.placeholder_prompt(1)} for each"
                 )
         return super().process(pictures, prompts)
@@ -249,12 +249,12 @@ def run_block(
     attention = block.attn
     query, key, value = attention.qkv(block.norm1(hidden)).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
     query, key = apply_rotary_pos_emb_vision(query, key, *rotary)  # [P, H, W / H]
-    heard = torch.empty_like(query)
+    attended = torch.empty_like(query)
     for rows in segments:
         q, k, v = (states[rows].transpose(1, 2) for states in (query, key, value))  # [S, H, M, W / H]
-        attended = F.scaled_dot_product_attention(q, k, v, scale=attention.scaling)
-        heard[rows] = attended.transpose(1, 2).to(heard.dtype)
-    hidden = hidden + attention.proj(heard.flatten(1))
+        within = F.scaled_dot_product_attention(q, k, v, scale=attention.scaling)
+        attended[rows] = within.transpose(1, 2).to(attended.dtype)
+    hidden = hidden + attention.proj(attended.flatten(1))
     return hidden + block.mlp(block.norm2(hidden))
 
 

@@ -110,7 +110,7 @@ def deepstack_in_prefill(
         if length != visual.shape[1]:
             raise ValueError(
                 f"decoding began with {length} of the prompt's {visual.shape[1]} tokens; Qwen3-VL adds visual features "
-                "in one pass over the whole prompt, so leave out assisted decoding"
+                "in one pass over the whole prompt, so do without assisted decoding"
             )
         counts = visual.sum(-1).tolist()
         repeated = [torch.cat([rows for rows in plane.split(counts) for _ in range(copies)]) for plane in planes]

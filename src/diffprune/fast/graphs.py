@@ -19,7 +19,7 @@ def capturing(pool: Any = None) -> Iterator[Any]:
     """The CUDA graph of what is launched inside.
 
     Python's collector runs before the capture and not during it: a dead model's graph or kernel that is finalised in
-    the middle makes the capture invalid. The current stream is put back too, which torch leaves out where a capture
+    the middle makes the capture invalid. The current stream is put back too, which torch does not do where a capture
     fails.
     """
     collects, stream = gc.isenabled(), torch.cuda.current_stream()

@@ -85,7 +85,7 @@ class Kept(NamedTuple):
     alpha = penalty = soft_mask = distillation = own_loss = None
 
     def in_raster_order(self) -> "Kept":
-        """The same tokens with their indices ascending, padding at the end."""
+        """These tokens with their indices ascending, padding at the end."""
         last = torch.iinfo(self.index.dtype).max
         order = self.index.masked_fill(self.index < 0, last).sort(dim=-1).indices
         return Kept(take_tokens(self.x, order), self.index.gather(-1, order))
@@ -131,7 +131,7 @@ class Pruner(nn.Module, ABC):
     """Decides which visual tokens stay.
 
     Args:
-        options: An instance of the class's `Options`; its defaults where left out.
+        options: An instance of the class's `Options`; default: those of the class.
         block: The kind of Transformer block the backbone's vision tower is made of; learned methods build on it.
     """
 
@@ -144,7 +144,7 @@ class Pruner(nn.Module, ABC):
     is_merging: ClassVar[bool] = False  # it makes new tokens
     is_exact: ClassVar[bool] = True  # K says how many stay
     hides_tokens: bool = False  # training masks tokens in attention (`Restricted.soft_mask`) instead of changing them
-    learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data can tell them
+    learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data has them
     native_positions: ClassVar[str] = "original"  # "packed" where the release numbers what is left without gaps
     native_rounding: ClassVar[str] = "nearest"  # "down" where the release makes int(share * N) of a share
     Options: ClassVar[type] = NoOptions

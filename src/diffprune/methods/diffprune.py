@@ -32,8 +32,8 @@ class DiffPruneOptions:
     response: Of Soft Top-K, "laplace" or "sigmoid".
     gate: "vp" drowns a token in noise, "scale" shrinks it.
     noise: "unit" is N(0, I), "matched" has the features' own mean and deviation per channel (see `calibrate`).
-    attention: Of the throttler's block: "diagonal", "global" (a token hears others and may recover what it lost), or
-        "none" to leave the block out.
+    attention: Of the throttler's block: "diagonal", "global" (a token attends to others and may recover what it lost), or
+        "none" for no block.
     kept_exact: Scale the block's branches by 1 - alpha, so that a kept token is what will be deployed; not in the
         paper.
     """

@@ -36,10 +36,10 @@ CODE_WIDTH = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlimpsePruneOptions:
     """Args:
-    layer: The decoder layer (from 0) before which tokens are dropped. Left out: 22 of 32, at the same depth.
+    layer: The decoder layer (from 0) before which tokens are dropped; default: 22 of 32, at the same depth.
     budget: "exact" keeps the K largest logits; "adaptive", as released, those with a probability above a half, at
-        least 1 and at most K. Left out: "exact", and "adaptive" with `native`.
-    supervision: "boxes", as released, needs data that tells where the things are that the text speaks of (scenes do);
+        least 1 and at most K. Default: "exact", and "adaptive" with `native`.
+    supervision: "boxes", as released, needs data that holds the boxes of the things the text speaks of;
         "answer", ours, hides what a hard Gumbel top-k drops from the layers behind the cut, and learns by the answer.
     width: Of the predictor; None is a sixteenth of the language model's (256 of 4,096), at least 32.
     depth: Its layers.
@@ -70,7 +70,7 @@ class GlimpsePrune(TrainableLayerPruner):
     """The layers before the cut run on all tokens, but no cache keeps what was dropped."""
 
     card = Card(
-        idea="a learned token's attention in a late decoder layer, read by a small network, tells what to keep",
+        idea="a learned token's attention in a late decoder layer, read by a small network, says what to keep",
         paper="A Glimpse to Compress: Dynamic Visual Token Pruning for Large Vision-Language Models",
         year=2025,
         licence="Apache-2.0",
@@ -138,7 +138,7 @@ class GlimpsePrune(TrainableLayerPruner):
         origin = state.origin
         if origin.tokens.regions is None:
             raise ValueError(
-                "glimpse_prune learns from the boxes of what a text speaks of, and this data tells none; train it on "
+                "glimpse_prune learns from the boxes of what a text speaks of, and this data has none; train it on "
                 "data.name=scenes, or set method.supervision=answer"
             )
         wanted = origin.tokens.regions.flatten()[origin.index.clamp_min(0)] & valid

@@ -167,14 +167,14 @@ _LARGE = 256  # rows of one past which it is decomposed on the GPU, whether wait
 
 
 def iterated_columns(width: int) -> int:
-    """Columns iterated for that many components: the further behind the next one is, the quicker it is gone."""
+    """Columns iterated for that many components: the further behind the next one is, the faster it is gone."""
     return max(2 * width, width + 16)
 
 
 def subspace_loadings(
     x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
-    """The same by subspace iteration on the smaller Gram matrix, for which only a small matrix is decomposed.
+    """Loadings by subspace iteration on the smaller Gram matrix, for which only a small matrix is decomposed.
 
     Each round multiplies some columns by the Gram matrix or its square and makes them orthonormal again; the components
     are then read off within their span. Where that would not be smaller by half, this is `exact_loadings`, unless that
@@ -234,7 +234,7 @@ def start_columns(size: int, columns: int, device: torch.device) -> Float[Tensor
 def drawn_loadings(
     x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
-    """The same by a randomised decomposition, image by image."""
+    """Loadings by a randomised decomposition, image by image."""
     mask = everyone(x) if mask is None else mask
     out = torch.zeros(*mask.shape, width, device=x.device)
     for row, own_width in enumerate([num_groups] * len(x) if isinstance(num_groups, int) else num_groups.tolist()):

@@ -19,7 +19,7 @@ LAYERS = (8, 16, 24)  # of 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PyramidDropOptions:
     """Args:
-    layers: Decoder layers (from 0) before which tokens are dropped. Left out: a quarter, half and three quarters of the
+    layers: Decoder layers (from 0) before which tokens are dropped. Default: a quarter, half and three quarters of the
         model's depth, which is 8, 16 and 24 of 32.
     ratios: Share of all visual tokens that each stage holds.
     budget: "exact" puts K in place of the last stage, and no stage holds fewer; "average" makes K the mean over all

@@ -22,7 +22,7 @@ from diffprune.types import VisualTokens
 class ToMeOptions:
     """Args:
     metric: What is compared: "features" of the tokens, or the encoder's "keys", averaged over heads.
-    heads: Of the encoder, over which its keys are averaged (1: they are averaged already). Left out: those of the
+    heads: Of the encoder, over which its keys are averaged (1: they are averaged already). Default: those of the
         tower's block, where the keys are as wide.
     native: Leave the tokens in the order the release's matching gives them (unmerged ones by falling similarity, then
         the other set) instead of raster order; between rounds it decides who can meet whom in the next one.
@@ -128,7 +128,7 @@ def merge_pairs(bag: Bag, metric: Float[Tensor, "B M E"], num_merges: Int[Tensor
 
 
 def in_raster_order(bag: Bag) -> Bag:
-    """The same tokens by position, padding at the end."""
+    """The tokens by position, padding at the end."""
     last = torch.iinfo(bag.positions.dtype).max
     order = bag.positions.masked_fill(bag.positions < 0, last).sort(dim=-1).indices
     return Bag(take_tokens(bag.values, order), bag.sizes.gather(-1, order), bag.positions.gather(-1, order))

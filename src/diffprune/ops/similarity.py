@@ -31,7 +31,7 @@ def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"], width: int) -> 
 
 
 def raster(index: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
-    """The same indices ascending, -1 at the end."""
+    """Indices of kept tokens ascending, -1 at the end."""
     last = torch.iinfo(index.dtype).max
     ordered = (index & last).sort(dim=-1).values  # without its sign bit -1 is the last number there is
     return ordered.masked_fill(ordered == last, -1)
@@ -68,7 +68,7 @@ _UNSEEN_ROUNDS = 32  # where nobody may look; seeded walks of real size took 10 
 def may_wait(device: torch.device) -> bool:
     """Whether this thread may look at what a device has come to.
 
-    It may not while a CUDA graph is captured, nor where torch was told to refuse it (`set_sync_debug_mode("error")`).
+    It may not while a CUDA graph is captured, nor where torch is set to refuse it (`set_sync_debug_mode("error")`).
     """
     if device.type != "cuda":
         return True
