@@ -4,7 +4,6 @@ The tower's forward ends with the merger on every group. Here its own parts are 
 merger runs on kept groups alone. P counts patches over all images, group after group in raster order; W is their width.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -30,7 +29,7 @@ QUERY_CHUNK = 256  # queries whose attention rows are held at a time; never a wh
 
 
 class QwenVL(Backbone):
-    """A Qwen vision-language model. A family says how patches are embedded and in which order its blocks run them."""
+    """A Qwen vision-language model: plain patches and full attention in every block, unless a family says otherwise."""
 
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     sequence_features: ClassVar[Mapping[str, int]] = {"mm_token_type_ids": 0}
@@ -39,18 +38,18 @@ class QwenVL(Backbone):
 
     # ------------------------------------------------------------------------------------- what a family says
 
-    @abstractmethod
     def embed_patches(self, pixels: Tensor, grid: Int[Tensor, "B 3"]) -> Float[Tensor, "P W"]:
         """What the first block takes."""
+        return self.tower.patch_embed(pixels)
 
-    @abstractmethod
     def window_order(self, grid: Int[Tensor, "B 3"]) -> tuple[Int[Tensor, " groups"], Int[Tensor, " cuts"]] | None:
         """Group that stands at each place while the blocks run, and where the windows begin; None for raster order."""
+        return None
 
     @property
-    @abstractmethod
     def full_blocks(self) -> frozenset[int]:
-        """Blocks in which a patch attends to its whole image."""
+        """Blocks in which a patch attends to its whole image; default: all."""
+        return frozenset(range(len(self.tower.blocks)))
 
     @property
     def plane_blocks(self) -> tuple[int, ...]:
@@ -170,8 +169,8 @@ class QwenVL(Backbone):
         for prompt in prompts:
             if self.image_token * 2 in prompt:
                 raise ValueError(
-                    f"two placeholders {self.image_token} stand side by side, and this family cannot separate such images "
-                    f"apart; write {self.placeholder_prompt(1)} for each"
+                    f"two placeholders {self.image_token} stand side by side, and this family cannot separate "
+                    f"such images; write {self.placeholder_prompt(1)} for each"
                 )
         return super().process(pictures, prompts)
 

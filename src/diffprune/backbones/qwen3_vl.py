@@ -46,13 +46,6 @@ class Qwen3VL(QwenVL):
         places = (tower.pos_embed(corners) * weights[..., None]).sum(1)
         return hidden + places.to(hidden.dtype)
 
-    def window_order(self, grid: Int[Tensor, "B 3"]) -> None:
-        return None
-
-    @property
-    def full_blocks(self) -> frozenset[int]:
-        return frozenset(range(len(self.tower.blocks)))
-
     # ------------------------------------------------------------------------------------- DeepStack
 
     @property

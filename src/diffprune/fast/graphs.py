@@ -36,10 +36,10 @@ def capturing(pool: Any = None) -> Iterator[Any]:
 
 
 @contextmanager
-def settled_heap() -> Iterator[None]:
-    """Inside, Python's collector walks only what was made since: there is one collection before every capture.
+def frozen_heap() -> Iterator[None]:
+    """Inside, Python's collector visits only what was made since: there is one collection before every capture.
 
-    With a model, its processor and a compiler imported, walking everything takes tenths of a second each time.
+    With a model, its processor and a compiler imported, visiting everything takes tenths of a second each time.
     """
     if gc.get_freeze_count():  # somebody else's, who would miss it afterwards
         yield
@@ -150,7 +150,7 @@ class Compiler:
             return function
         return torch.compile(function, fullgraph=True, dynamic=False, options=self.options)
 
-    def patient(self) -> Any:
+    def unlimited_recompiles(self) -> Any:
         """A context in which every new bucket may compile the same function again: each has its own static shapes."""
         import torch._dynamo
 

@@ -12,6 +12,7 @@ Pruner               select(tokens, k) -> index [B, K]
     TrainablePruner  restrict itself
   MergingPruner      reduce(tokens, k) -> Kept, of new tokens
   LayerPruner        select_at(state, k) -> index [B, K] between decoder layers; deploy keeps all
+    ScoringLayerPruner    score_at(state) -> logits [B, M]; select_at keeps the K largest
     TrainableLayerPruner  decide(state, k, tau) -> a soft mask, for training
   SelfSupervisedPruner    own_loss(tokens, k) -> what it learns from pictures alone, without the language model
 """
@@ -31,7 +32,7 @@ from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import hard_topk, take_tokens
 from diffprune.ops.noise import Generators
-from diffprune.ops.similarity import raster
+from diffprune.ops.similarity import raster, raster_order
 from diffprune.types import VisualTokens
 
 NEEDS = frozenset({"text", "cls_attention", "keys", "projected", "llm_attention"})
@@ -86,8 +87,7 @@ class Kept(NamedTuple):
 
     def in_raster_order(self) -> "Kept":
         """These tokens with their indices ascending, padding at the end."""
-        last = torch.iinfo(self.index.dtype).max
-        order = self.index.masked_fill(self.index < 0, last).sort(dim=-1).indices
+        order = raster_order(self.index)
         return Kept(take_tokens(self.x, order), self.index.gather(-1, order))
 
 
@@ -307,6 +307,17 @@ class LayerPruner(Pruner):
         return Kept(tokens.x, everything(tokens))
 
 
+class ScoringLayerPruner(LayerPruner):
+    """Ranks the visual tokens before a decoder layer and keeps the first K; the fast path can compile the ranking."""
+
+    @abstractmethod
+    def score_at(self, state: LayerState) -> Float[Tensor, "B M"]:
+        """One logit for each of `state.visual`, larger is more worth keeping; padding may hold anything finite."""
+
+    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+        return hard_topk(self.score_at(state), k, state.visual >= 0)
+
+
 class TrainableLayerPruner(LayerPruner):
     """Learns inside the frozen language model. Built of the sizes of that model, `language`."""
 
@@ -353,6 +364,14 @@ def check_choices(options: Any, **choices: Sequence[str]) -> None:
         value = getattr(options, name)
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is not known; give one of {', '.join(allowed)}")
+
+
+def check_counts(options: Any, *names: str) -> None:
+    """Raise a `ValueError` that names the option where it is a number below 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} is no count; give 1 or more")
 
 
 def require_block(method: str, block: BlockSpec | None) -> BlockSpec:

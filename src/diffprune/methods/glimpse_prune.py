@@ -92,7 +92,7 @@ class GlimpsePrune(TrainableLayerPruner):
         self.codes = nn.Parameter(torch.randn(self.cut(size.layers), CODE_WIDTH))
         self.widen = nn.Linear(CODE_WIDTH, size.width)
         self.norm = nn.RMSNorm(size.width, eps=1e-6)
-        nn.init.constant_(self.norm.weight, 0.02)  # as small as an embedding: the frozen layers know nothing louder
+        nn.init.constant_(self.norm.weight, 0.02)  # as small as an embedding, as the frozen layers expect
         width = options.width or max(32, size.width // 16 // 16 * 16)
         self.predictor = Predictor(size.heads, self.block.width, width, options.depth)
 
@@ -112,14 +112,14 @@ class GlimpsePrune(TrainableLayerPruner):
         return self.token + own if layer == 0 else own
 
     def score(self, state: LayerState) -> Float[Tensor, "B M"]:
-        """A logit for each visual token, from what the glimpse token looked at in the layer that just ran."""
+        """A logit for each visual token, from the glimpse token's attention in the layer that just ran."""
         assert self.block is not None
         row = state.attention(state.last[:, None])[:, :, 0]  # [B, H, T]
         columns = state.visual[:, None].expand(-1, row.shape[1], -1)
-        looked = at_columns(row, columns).clamp(min=LEAST).log().transpose(1, 2)  # [B, M, H]
+        received = at_columns(row, columns).clamp(min=LEAST).log().transpose(1, 2)  # [B, M, H]
         origin = state.origin
         features = encoder_features(origin, self.block.width)
-        return self.predictor(looked, features, grid_places(origin), state.visual >= 0)
+        return self.predictor(received, features, grid_places(origin), state.visual >= 0)
 
     def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
         valid, logits = state.visual >= 0, self.score(state)
@@ -165,13 +165,13 @@ class Predictor(nn.Module):
 
     def forward(
         self,
-        looked: Float[Tensor, "B M H"],
+        received: Float[Tensor, "B M H"],
         features: Float[Tensor, "B M W"],
         places: Int[Tensor, "B M 2"],
         mask: Bool[Tensor, "B M"],
     ) -> Float[Tensor, "B M"]:
         dtype = self.enter.weight.dtype
-        x, features = self.enter(looked.to(dtype)), features.to(dtype)
+        x, features = self.enter(received.to(dtype)), features.to(dtype)
         for layer, condition in zip(self.layers, self.conditions, strict=True):
             x = layer(x, condition(features), places, mask)
         return exact_linear(x, self.head).squeeze(-1)

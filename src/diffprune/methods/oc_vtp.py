@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Counts, SelfSupervisedPruner, require_block
+from diffprune.methods.base import Card, Counts, SelfSupervisedPruner, check_counts, require_block
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import hard_topk
@@ -46,10 +46,7 @@ class OCVTPOptions:
     native: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("slot_width", "iterations", "decoder_depth"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is no count; give 1 or more")
+        check_counts(self, "slot_width", "iterations", "decoder_depth")
 
 
 @METHODS.register("oc_vtp")

@@ -119,7 +119,7 @@ def centred_features(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None
     return zero_padding(squashed - squashed.mean(-1, keepdim=True), mask)
 
 
-def everyone(x: Float[Tensor, "B N D"]) -> Bool[Tensor, "B N"]:
+def all_real(x: Float[Tensor, "B N D"]) -> Bool[Tensor, "B N"]:
     """The mask of tokens none of which is padding."""
     return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
 
@@ -135,7 +135,7 @@ def row_by_row_alike(
 
     How components are found depends on both numbers, and what a picture keeps must not depend on its neighbours.
     """
-    mask = everyone(x) if mask is None else mask
+    mask = all_real(x) if mask is None else mask
     out = torch.zeros(*mask.shape, width, device=x.device)
     numbers = torch.stack([num_groups, mask.sum(-1)], dim=-1)
     for own, count in numbers.unique(dim=0).tolist():
@@ -235,7 +235,7 @@ def drawn_loadings(
     x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
     """Loadings by a randomised decomposition, image by image."""
-    mask = everyone(x) if mask is None else mask
+    mask = all_real(x) if mask is None else mask
     out = torch.zeros(*mask.shape, width, device=x.device)
     for row, own_width in enumerate([num_groups] * len(x) if isinstance(num_groups, int) else num_groups.tolist()):
         own = torch.sigmoid(x[row, mask[row]].float()).T  # [D, n]; its columns are centred inside

@@ -12,7 +12,7 @@ from diffprune.nn.blocks import Block, BlockSpec, position_angles, zero_padding
 
 
 class ThrottleBlock(nn.Module, ABC):
-    """A Transformer block whose residual branches can be weighed token by token; a kind says what a token attends to."""
+    """A Transformer block whose residual branches can be weighed token by token; a kind says what tokens attend to."""
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()

@@ -17,6 +17,20 @@ def cls_attention(tokens: VisualTokens, method: str) -> Float[Tensor, "B N"]:
     return attention if tokens.is_full else attention.masked_fill(~tokens.mask, 0.0)
 
 
+def projected_and_text(tokens: VisualTokens, method: str) -> tuple[Float[Tensor, "B N L"], Float[Tensor, "B M L"]]:
+    """Visual tokens and the prompt's text in one space; a `ValueError` where one is missing or the widths differ."""
+    projected, text = tokens.projected, tokens.text
+    if projected is None or text is None:
+        missing = "projected" if projected is None else "text"
+        raise ValueError(f"{method} compares VisualTokens.{missing}, which is None; let the backbone give it")
+    if projected.shape[-1] != text.shape[-1]:
+        raise ValueError(
+            f"projected tokens have width {projected.shape[-1]} and text has {text.shape[-1]}: not one space; "
+            "give VisualTokens.text from the language model's embedding table"
+        )
+    return projected, text
+
+
 def descending(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"]:
     """Indices from the largest value to the smallest, of equal ones the lower index first, padding last."""
     if mask is not None:
@@ -28,6 +42,11 @@ def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"], width: int) -> 
     """The first `width` chosen entries of each row in their order, -1 at the end of rows that have fewer."""
     order = (~chosen).byte().sort(dim=-1, stable=True).indices[:, :width]
     return torch.where(chosen.gather(-1, order), index.gather(-1, order), -1)
+
+
+def raster_order(index: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
+    """Where each index stands in its row when they ascend, -1 at the end."""
+    return index.masked_fill(index < 0, torch.iinfo(index.dtype).max).sort(dim=-1).indices
 
 
 def raster(index: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
