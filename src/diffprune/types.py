@@ -44,7 +44,7 @@ class VisualTokens:
         projected: The tokens after the projector.
         text: Embeddings of the prompt's text, one row per image, L wide as backbones give them; `text_mask` is True
             where a text token is real.
-        regions: True at tokens that look at what the text speaks of, where the data says so; for training alone.
+        regions: True at tokens that show what the text speaks of, where the data says so; for training alone.
     """
 
     x: Float[Tensor, "B N D"]

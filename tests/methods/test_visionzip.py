@@ -68,9 +68,9 @@ def test_keys_are_averaged_over_the_tower_s_heads() -> None:
     k, method = torch.tensor([4]), build_method("visionzip", block=SPEC, contextual=3)
     assert isinstance(method, VisionZip)
     torch.testing.assert_close(method.reduce(wide, k).x, method.reduce(mean, k).x)
-    told = visionzip(contextual=3, heads=2).reduce(wide, k)
-    torch.testing.assert_close(told.x, method.reduce(wide, k).x)
-    assert not torch.allclose(told.x, visionzip(contextual=3, heads=1).reduce(wide, k).x)
+    by_heads = visionzip(contextual=3, heads=2).reduce(wide, k)
+    torch.testing.assert_close(by_heads.x, method.reduce(wide, k).x)
+    assert not torch.allclose(by_heads.x, visionzip(contextual=3, heads=1).reduce(wide, k).x)
 
 
 def test_keys_of_all_heads_without_their_number_are_refused() -> None:

@@ -41,7 +41,7 @@ def frozen_heap() -> Iterator[None]:
 
     With a model, its processor and a compiler imported, visiting everything takes tenths of a second each time.
     """
-    if gc.get_freeze_count():  # somebody else's, who would miss it afterwards
+    if gc.get_freeze_count():  # the caller's own, which unfreezing would undo
         yield
         return
     gc.collect()

@@ -65,7 +65,7 @@ class PruneSID(Pruner):
     def _group_by_group(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B N"]:
         """What is kept, group after group and best first, among -1 for all others.
 
-        With one K for all pictures nothing of this needs a look at the device, and where none is allowed there is none.
+        With one K for all pictures nothing of this reads values back from the device where that is not allowed.
         """
         attention, mask, padding = cls_attention(tokens, "prunesid"), tokens.mask, tokens.padding_mask
         check_inputs(attention, k, mask)

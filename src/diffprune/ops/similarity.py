@@ -1,4 +1,4 @@
-"""How alike tokens are, and walks through a list that skip what is too alike."""
+"""What similarity rules share: inputs checked, orders of indices, and walks that skip what is too similar."""
 
 from collections.abc import Callable
 
@@ -81,11 +81,13 @@ def walk(
     return settle(decide, mask)
 
 
-_UNSEEN_ROUNDS = 32  # where nobody may look; seeded walks of real size took 10 (PruneSID) and 14 (AgilePruner) at most
+_FIXED_ROUNDS = (
+    32  # without reading the device; seeded walks of real size took 10 (PruneSID) and 14 (AgilePruner) at most
+)
 
 
 def may_wait(device: torch.device) -> bool:
-    """Whether this thread may look at what a device has come to.
+    """Whether this thread may read values back from a device, and so wait for it.
 
     It may not while a CUDA graph is captured, nor where torch is set to refuse it (`set_sync_debug_mode("error")`).
     """
@@ -98,17 +100,17 @@ def settle(decide: Callable[[Tensor], Tensor], alive: Tensor, *, rounds: int = 4
     """The survivors when each strikes out some of those visited after it: what `decide` gives back unchanged.
 
     Instead of token by token, all are decided at once again and again: a round settles at least one more token of the
-    walk, and a round that changes nothing has found the walk's own answer. Where nobody may look whether one did, there
-    are as many rounds as any walk but a contrived one needs: a chain of tokens, each struck out by the one before it
-    alone, has one link settled in a round.
+    walk, and a round that changes nothing has found the walk's own answer. Where the device may not be read to see
+    whether one did, there are as many rounds as any walk but a contrived one needs: a chain of tokens,
+    each struck out by the one before it alone, has one link settled in a round.
 
     Args:
-        decide: Who survives if those it is given strike out others.
-        alive: Everyone.
-        rounds: Between two looks at the device.
+        decide: The survivors if those passed in strike out others.
+        alive: All tokens of the walk.
+        rounds: Between two reads of the device.
     """
     if not may_wait(alive.device):
-        for _ in range(_UNSEEN_ROUNDS):
+        for _ in range(_FIXED_ROUNDS):
             alive = decide(alive)
         return alive
     before = alive
