@@ -53,7 +53,7 @@ def test_an_entry_that_cannot_be_imported_is_named_once_and_takes_nothing_down(d
         assert list(door.load_all("diffprune.models")) == ["fine"]
         assert list(door.load_all("diffprune.models")) == ["fine"]
     (record,) = caplog.records
-    assert "'broken' of diffprune.models is left out" in record.getMessage()
+    assert "'broken' of diffprune.models is skipped" in record.getMessage()
     assert "no_such_package" in record.getMessage() and "install its package again" in record.getMessage()
 
 
@@ -61,7 +61,7 @@ def test_a_broken_command_of_another_package_leaves_the_others(door, capsys, cap
     door.join("diffprune.commands", "broken", "no_such_package.cli")
     assert cli._run(["methods", "--json"]) == 0
     assert "fastv" in capsys.readouterr().out
-    assert "'broken' of diffprune.commands is left out" in caplog.text
+    assert "'broken' of diffprune.commands is skipped" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["demo", "probe"])

@@ -227,7 +227,7 @@ def test_a_fingerprint_does_not_depend_on_the_order():
     assert fingerprint(reversed(weights().items())) == fingerprint(weights().items())
 
 
-def test_a_fingerprint_tells_values_names_and_shapes_apart():
+def test_a_fingerprint_distinguishes_values_names_and_shapes():
     base = weights()
     others = [
         weights(1),

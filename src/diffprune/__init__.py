@@ -51,17 +51,17 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     if name in _PACKAGES:
         return importlib.import_module(f"diffprune.{name}")
-    if name in _LEFT:
-        return _from_elsewhere(name)
+    if name in _MOVED:
+        return _moved_name(name)
     raise AttributeError(f"module 'diffprune' has no attribute {name!r}")
 
 
 # Public names that moved to another package, which brings them back by the entry-point group `diffprune.moved`; for one
 # release.
-_LEFT = ("PrunedClassifier",)
+_MOVED = ("PrunedClassifier",)
 
 
-def _from_elsewhere(name: str) -> Any:
+def _moved_name(name: str) -> Any:
     import warnings
 
     from diffprune import doors

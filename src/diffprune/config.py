@@ -256,14 +256,14 @@ class RunConfig:
         _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
 
 
-def is_ours(method: object) -> bool:
+def is_diffprune(method: object) -> bool:
     """Whether a method is DiffPrune or one of its ablations."""
     return isinstance(method, str) and method.startswith("diffprune")
 
 
 def default_recipe(method: object) -> Recipe:
     """The recipe of a config that names none: the bridge for DiffPrune, whose own options have it as their default."""
-    return "bridge" if is_ours(method) else "default"
+    return "bridge" if is_diffprune(method) else "default"
 
 
 def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
@@ -275,15 +275,15 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
     is what will be deployed. `default` sets nothing; of DiffPrune it is training without the bridge.
     """
     values: dict[str, Any] = {}
-    if recipe == "default" and is_ours(method):
+    if recipe == "default" and is_diffprune(method):
         values = {"method": dict.fromkeys(BRIDGE, False)}
     if recipe == "paper":
         values = {"optim": {"warmup": 0, "clip": None, "weight_decay": 0.01}, "remove_below": 0.0}
-        if is_ours(method):
+        if is_diffprune(method):
             values["method"] = {"final_norm": False, "noise": "unit", **dict.fromkeys(BRIDGE, False)}
     if recipe == "bridge":
         values = {"remove_below": 1e-3}
-        if is_ours(method):
+        if is_diffprune(method):
             values["method"] = dict.fromkeys(BRIDGE, True)
     return values
 

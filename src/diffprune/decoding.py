@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.backbones.base import Backbone, real_columns_first
+from diffprune.backbones.base import Backbone
+from diffprune.backbones.splice import real_columns_first
 from diffprune.inside.generate import generate
 from diffprune.inside.loop import dropped_states, masked_states
 from diffprune.losses import AnswerStates, add, cross_entropy, distance_from_full

@@ -13,7 +13,7 @@
 | `diffprune.backbones`| a `Backbone` class                                                                   |
 | `diffprune.moved`    | a public name that has moved to that package                                         |
 
-An entry that cannot be imported is named in one warning and left out: it does not take the others down. A single file
+An entry that cannot be imported is named in one warning and skipped: it does not take the others down. A single file
 joins by `import_file`, on the command line `--plugin FILE`.
 """
 
@@ -56,7 +56,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> Any:
     except Exception as error:  # whatever another package does wrong
         reason = " ".join(str(error).split()) or type(error).__name__
         logger.warning(
-            f"{entry.name!r} of {entry.group} is left out: {entry.value} cannot be imported ({reason}); "
+            f"{entry.name!r} of {entry.group} is skipped: {entry.value} cannot be imported ({reason}); "
             "install its package again or remove it"
         )
         return None

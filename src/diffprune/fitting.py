@@ -6,7 +6,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from diffprune.backbones.base import NEWLINE_RULES, Backbone
+from diffprune.backbones.base import Backbone
+from diffprune.backbones.splice import NEWLINE_RULES
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import parse_method
 from diffprune.registry import BACKBONES

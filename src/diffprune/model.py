@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffprune.backbones.base import Batch, Exchange
+from diffprune.backbones.prompts import Batch, Exchange
 from diffprune.decoding import Decoder, make_decoder
 from diffprune.fitting import build_for, check_arguments, check_fit, check_rules, refuse_offloaded, wrap_backbone
 from diffprune.losses import share_of

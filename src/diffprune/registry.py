@@ -5,7 +5,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from diffprune import doors
@@ -51,16 +50,6 @@ class Registry(Generic[T]):
                 "rename one of them"
             )
         self._found[name] = item
-
-    def add_folder(self, folder: str | Path) -> list[str]:
-        """Import every Python file of a folder, so that what it registers is known; returns the new names."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; give the folder that holds your {self.kind} files")
-        before = set(self._found)
-        for path in sorted(folder.glob("*.py")):
-            doors.import_file(path)
-        return sorted(set(self._found) - before)
 
     def names(self) -> list[str]:
         """Every known name, sorted."""

@@ -67,14 +67,14 @@ def restrict_planes(
 ) -> tuple[Float[Tensor, "B N D"], ...]:
     """The tokens' other planes (DeepStack), weakened by the same weights as their features.
 
-    Left whole, they would tell the language model what the restricted features no longer may. The noise is as loud as
-    the image's own features, whose scale the tower leaves free; the linear gate has a finite slope at any weight.
+    Left whole, they would show the language model what the restricted features no longer may. The noise has the
+    scale of the image's own features, which the tower leaves free; the linear gate has a finite slope at any weight.
     """
     gated = []
     for plane in tokens.planes:
         real = tokens.mask[..., None]
         energy = torch.where(real, plane.float().square(), 0.0).sum((1, 2), keepdim=True)
-        loudness = (energy / (real.sum(1, keepdim=True) * plane.shape[-1])).sqrt()  # [B, 1, 1]
-        noise = draw_normal(plane, tokens.mask, generator) * loudness
+        scale = (energy / (real.sum(1, keepdim=True) * plane.shape[-1])).sqrt()  # [B, 1, 1]
+        noise = draw_normal(plane, tokens.mask, generator) * scale
         gated.append(linear_gate(plane, alpha, noise=noise.to(plane.dtype)))
     return tuple(gated)

@@ -86,7 +86,7 @@ class Rng:
         return [pool.pop((self.word() * len(pool)) >> 64) for _ in range(k)]
 
     def shuffle(self, items: list[T]) -> list[T]:
-        """The same list, shuffled in place (Fisher-Yates)."""
+        """Shuffle a list in place (Fisher-Yates) and return it."""
         for last in range(len(items) - 1, 0, -1):
             other = (self.word() * (last + 1)) >> 64
             items[last], items[other] = items[other], items[last]

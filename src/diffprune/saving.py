@@ -23,7 +23,7 @@ from torch import Tensor
 from diffprune.results import Row, library_versions, markdown_table
 
 FORMAT = 1
-_AGAIN = "save or download the pruner again"
+_SAVE_AGAIN = "save or download the pruner again"
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
 
 # What a config must hold; `format`, `versions` and `weights_digest` are filled in when saving.
@@ -37,12 +37,12 @@ _METHOD_KEYS = ("name", "options")
 _BASE_KEYS = ("id", "revision", "fingerprint")
 _FILLED_KEYS = ("format", "versions", "weights_digest")
 
-_SAMPLED_VALUES = 1024  # of each tensor; enough to tell two trainings apart, quick for 300 M parameters
+_SAMPLED_VALUES = 1024  # of each tensor; enough to distinguish two trainings, fast for 300 M parameters
 _SMALLEST_NORMAL_HALF = 2.0**-14
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A short text that tells one base model's vision and projector weights from another's.
+    """A short text that differs between the vision and projector weights of two base models.
 
     Hashes every name and shape, and up to 1,024 evenly spaced values of each tensor. Values are rounded to bfloat16 and
     those too small for a float16 become 0, so a 16-bit checkpoint has one fingerprint whether it is loaded as float32,
@@ -127,7 +127,7 @@ def save_pruner(
 
     Args:
         folder: Made if it is not there.
-        state: Of the whole pruner; the throttler is left out here.
+        state: Of the whole pruner; the throttler is not saved.
         config: At least the entries of `CONFIG_KEYS`, all of it JSON.
         card_rows: Result rows for the model card.
     """
@@ -177,7 +177,7 @@ def _move_all(names: Sequence[str], source: Path, target: Path) -> None:
         raise
 
 
-def _way_back(path: Path, restore: str | None, otherwise: str = _AGAIN) -> str:
+def _restore_hint(path: Path, restore: str | None, otherwise: str = _SAVE_AGAIN) -> str:
     return otherwise if restore is None else restore.format(path=path)
 
 
@@ -197,24 +197,24 @@ def load_pruner(folder: str | Path, *, restore: str | None = None) -> tuple[dict
     config = _read_config(folder / CONFIG_FILE, restore)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
-        raise ValueError(f"{weights} is missing: {_way_back(weights, restore)}")
+        raise ValueError(f"{weights} is missing: {_restore_hint(weights, restore)}")
     try:
         state = safetensors.torch.load_file(weights)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{weights} is damaged or no safetensors file: {_way_back(weights, restore)}") from error
+        raise ValueError(f"{weights} is damaged or no safetensors file: {_restore_hint(weights, restore)}") from error
     if _digest(weights) != config["weights_digest"]:
-        raise ValueError(f"{weights} does not belong to the {CONFIG_FILE} beside it: {_way_back(weights, restore)}")
+        raise ValueError(f"{weights} does not belong to the {CONFIG_FILE} beside it: {_restore_hint(weights, restore)}")
     return config, state
 
 
 def _read_config(path: Path, restore: str | None) -> dict[str, Any]:
     if not path.is_file():
         written = "give a folder written by save_pretrained or by `diffprune train`"
-        raise ValueError(f"{path} is missing: {_way_back(path, restore, written)}")
+        raise ValueError(f"{path} is missing: {_restore_hint(path, restore, written)}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {_way_back(path, restore)}") from error
+        raise ValueError(f"{path} is damaged: {_restore_hint(path, restore)}") from error
     if not isinstance(config, dict) or "format" not in config or "method" not in config:
         raise ValueError(f"{path} is not of a saved pruner: give a folder written by save_pretrained, not a base model")
     if config["format"] != FORMAT:
@@ -224,7 +224,7 @@ def _read_config(path: Path, restore: str | None) -> dict[str, Any]:
         if missing := [key for key in _FILLED_KEYS if key not in config]:
             raise ValueError(f"{missing[0]} is missing")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; {_way_back(path, restore)}") from error
+        raise ValueError(f"{path}: {error}; {_restore_hint(path, restore)}") from error
     return config
 
 

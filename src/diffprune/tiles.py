@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.backbones.base import pad_rows
 from diffprune.methods.base import Choice, Kept, Pruner, Restricted, SelfSupervisedPruner, take
 from diffprune.nn.scorer import pack_segments
-from diffprune.ops import take_tokens
+from diffprune.ops import pad_rows, take_tokens
 from diffprune.ops.noise import Generators
 from diffprune.types import Grid, VisualTokens
 

@@ -44,7 +44,7 @@ class VisualTokens:
         projected: The tokens after the projector.
         text: Embeddings of the prompt's text, one row per image, L wide as backbones give them; `text_mask` is True
             where a text token is real.
-        regions: True at tokens that look at what the text speaks of, where the data says so; for training alone.
+        regions: True at tokens that show what the text speaks of, where the data says so; for training alone.
     """
 
     x: Float[Tensor, "B N D"]
@@ -88,7 +88,7 @@ class VisualTokens:
 
     @property
     def padding_mask(self) -> Bool[Tensor, "B N"] | None:
-        """`mask`, or None where no token is padding: attention without a mask is quicker."""
+        """`mask`, or None where no token is padding: attention without a mask is faster."""
         return None if self.is_full else self.mask
 
     def take(self, rows: Sequence[int]) -> "VisualTokens":
@@ -176,7 +176,7 @@ def require_distinct(budgets: Sequence[int | float]) -> None:
     """An error where one token and all tokens are both asked for: 1 and 1.0 are the same key wherever rows have one."""
     if {type(keep) for keep in budgets if keep == 1} == {int, float}:
         raise ValueError(
-            "keep=1 is one token and keep=1.0 is all of them, and results cannot tell the two apart; "
+            "keep=1 is one token and keep=1.0 is all of them, and results cannot distinguish the two; "
             "measure them in two runs"
         )
 

@@ -22,7 +22,7 @@ SHAPES = [(100, 70), (70, 100), (160, 24), (24, 160), (112, 112)]
 
 
 class Fixed(Pruner):
-    """Keeps the tokens it is told to."""
+    """Keeps the tokens of a fixed index."""
 
     name = "fixed"
     card = Card(idea="for tests")

@@ -34,7 +34,7 @@ def sizes(count: int = 40) -> list[tuple[int, int]]:
 
 
 def eager_copy(tower: torch.nn.Module) -> torch.nn.Module:
-    """The same tower with attention that can be looked at."""
+    """A copy of the tower under eager attention, whose weights can be returned."""
     copy = type(tower)(tower.config)
     copy.load_state_dict(tower.state_dict())
     copy.set_attn_implementation("eager")
@@ -131,7 +131,7 @@ def test_the_names_of_tiles_stay_when_their_tokens_go(family: str) -> None:
     )
 
 
-def test_a_processor_that_cuts_otherwise_is_told_apart() -> None:
+def test_a_processor_that_cuts_otherwise_is_detected() -> None:
     vlm = pruned("internvl")
     batch = vlm.prepare([tiny.picture(1, (112, 112))], ["?"])
     half = {**batch.features, "pixel_values": batch.features["pixel_values"][:3]}

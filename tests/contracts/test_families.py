@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.methods.base import LayerPruner, MergingPruner
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM

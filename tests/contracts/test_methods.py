@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffprune.doors import import_file
 from diffprune.inside.state import LayerState
 from diffprune.methods.base import NEEDS, Card, LayerPruner, Pruner, TrainablePruner
 from diffprune.methods.options import build_method
@@ -246,19 +247,14 @@ class FirstTokens(ScoringPruner):
 '''
 
 
-def test_a_method_in_a_folder_of_one_s_own_works_like_the_built_in_ones(
+def test_a_method_in_a_file_of_one_s_own_works_like_the_built_in_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(METHODS, "_found", dict(METHODS._found))
     (tmp_path / "first_tokens.py").write_text(OWN_METHOD)
-    assert METHODS.add_folder(tmp_path) == ["first_tokens"]
+    import_file(tmp_path / "first_tokens.py")
     assert "first_tokens" in METHODS.names()
     assert kept(build_method("first_tokens").select(make_tokens(), torch.tensor([3, 2, 1]))) == [[0, 1, 2], [0, 1], [0]]
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no folder"):
-        METHODS.add_folder(tmp_path / "nowhere")
 
 
 def test_a_misspelt_method_is_answered_with_the_near_one() -> None:

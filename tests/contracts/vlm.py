@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.methods.base import Card, Pruner, Restricted, ScoringPruner, everything, take
 from diffprune.model import PrunedVLM
 from diffprune.restriction import restrict

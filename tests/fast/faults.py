@@ -24,5 +24,5 @@ class Miscompiler:
 
         return mistaken
 
-    def patient(self) -> Any:
+    def unlimited_recompiles(self) -> Any:
         return nullcontext()

@@ -144,9 +144,9 @@ def test_a_language_model_of_another_make_is_refused() -> None:
 
 
 def test_a_method_inside_the_language_model_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ValueError, match="knows FastV, PyramidDrop with original positions"):
+    with pytest.raises(ValueError, match="runs those that score every token, with original positions"):
         pruned("llava", "sparsevlm", keep=5).compile()
-    with pytest.raises(ValueError, match="knows FastV, PyramidDrop with original positions"):
+    with pytest.raises(ValueError, match="runs those that score every token, with original positions"):
         pruned("llava", "pyramiddrop", keep=5, native=True).compile()
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diffprune.fast import graphs, verify
-from diffprune.fast.graphs import Stage, capturing, settled_heap
+from diffprune.fast.graphs import Stage, capturing, frozen_heap
 
 
 class MadeUpDevice:
@@ -99,7 +99,7 @@ def test_in_a_settled_heap_what_is_new_is_collected_and_all_of_it_afterwards() -
 
     old = Cycle()
     watched_old = weakref.ref(old)
-    with pytest.raises(KeyError), settled_heap():
+    with pytest.raises(KeyError), frozen_heap():
         assert gc.get_freeze_count() > 0
         new = Cycle()
         watched_new = weakref.ref(new)
@@ -114,7 +114,7 @@ def test_in_a_settled_heap_what_is_new_is_collected_and_all_of_it_afterwards() -
 def test_a_heap_that_somebody_else_froze_stays_frozen() -> None:
     gc.freeze()
     try:
-        with settled_heap():
+        with frozen_heap():
             pass
         assert gc.get_freeze_count() > 0
     finally:

@@ -19,7 +19,7 @@ def atp_llava(**options: object) -> ATPLLaVA:
 
 
 def set_thresholds(method: ATPLLaVA, redundancy: float, spatial: float) -> None:
-    """The same thresholds at every cut, whatever the prompt."""
+    """Equal thresholds at every cut, whatever the prompt."""
     for own in method.thresholds:
         torch.nn.init.zeros_(own.heads.weight)  # type: ignore[union-attr, arg-type]
         own.heads.bias.data = torch.tensor([redundancy, spatial]).logit()  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def test_adaptive_budgets_keep_what_is_above_a_threshold_and_never_more_than_k()
     assert kept(method.select_at(state(), torch.tensor([4]))) == [[0, 1, 2, 3]]  # all may stay
 
 
-def test_training_hears_a_token_by_its_softer_threshold_and_pays_for_depth_and_distance() -> None:
+def test_training_masks_a_token_by_its_softer_threshold_and_pays_for_depth_and_distance() -> None:
     method = atp_llava(strides=[2], sharpness=10.0)
     set_thresholds(method, 0.5, 0.1)
     decision = method.decide(state(), torch.tensor([2]), tau=1.0)

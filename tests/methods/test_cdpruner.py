@@ -28,7 +28,7 @@ def choose(tokens: VisualTokens, k: int, **options: object) -> list[int]:
 
 
 def choose_by_clip(tokens: VisualTokens, k: int, **options: object) -> list[int]:
-    """The same with a CLIP in whose joint space the features are."""
+    """What CDPruner keeps with a CLIP in whose joint space the features are."""
     method = cdpruner(**options)
     method.attach_clip(joint_already(tokens.x.shape[-1]))
     return kept(method.select(tokens, torch.tensor([k])))[0]

@@ -141,7 +141,7 @@ def test_hidden_norm_keeps_the_visual_tokens_with_the_largest_state() -> None:
     assert kept(method.select_at(state, torch.tensor([2, 1]))) == [[1, 3], [1]]  # places in `visual`, not columns
 
 
-def test_hidden_norm_drops_before_the_layer_it_is_told() -> None:
+def test_hidden_norm_drops_before_the_layer_of_its_option() -> None:
     method = build_method("hidden_norm", layer=5)
     assert isinstance(method, LayerPruner)
     assert method.stages(32, 576, 64) == {5: 64}

@@ -21,7 +21,7 @@ def dynamicvit(**options: object) -> DynamicViT:
     return method
 
 
-def test_a_token_keeps_its_first_half_and_hears_the_mean_of_the_second() -> None:
+def test_a_token_keeps_its_first_half_and_gets_the_mean_of_the_second() -> None:
     x = torch.tensor([[[1.0, 2.0, 10.0, 20.0], [3.0, 4.0, 30.0, 60.0], [9.0, 9.0, 900.0, 900.0]]])
     out = local_and_global(x, torch.tensor([[True, True, False]]))
     assert out[0, :2].tolist() == [[1.0, 2.0, 20.0, 40.0], [3.0, 4.0, 20.0, 40.0]]

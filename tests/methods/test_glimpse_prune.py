@@ -121,15 +121,15 @@ def test_boxes_teach_it_and_data_without_boxes_is_refused() -> None:
     batch = vlm.prepare([tiny.picture(1)], ["what?"], ["a star"])
     tokens = vlm.encode(batch)
     assert tokens is not None
-    with pytest.raises(ValueError, match=r"this data tells none; train it on data\.name=scenes, or set method\.superv"):
+    with pytest.raises(ValueError, match=r"this data has none; train it on data\.name=scenes, or set method\.superv"):
         vlm.loss(batch, tokens=tokens)
     regions = torch.zeros(1, 16, dtype=torch.bool)
     regions[0, 5:8] = True
-    taught = dataclasses.replace(tokens, regions=regions)
-    loss = vlm.loss(batch, tokens=taught)
+    with_regions = dataclasses.replace(tokens, regions=regions)
+    loss = vlm.loss(batch, tokens=with_regions)
     loss.backward()
     assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in vlm.method.parameters())
-    other = vlm.loss(batch, tokens=dataclasses.replace(taught, regions=~regions))
+    other = vlm.loss(batch, tokens=dataclasses.replace(with_regions, regions=~regions))
     assert abs((loss - other).item()) > 1e-3
 
 

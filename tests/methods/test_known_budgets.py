@@ -18,7 +18,7 @@ WAITING = {"agilepruner", "full", "random"}
 
 
 def without_mask(tokens: VisualTokens) -> VisualTokens:
-    """The same tokens, all of them real, as a backbone without padding gives them."""
+    """These tokens, all of them real, as a backbone without padding gives them."""
     given = {field.name: getattr(tokens, field.name) for field in dataclasses.fields(tokens)}
     return VisualTokens(**{name: value for name, value in given.items() if name not in ("mask", "made_mask")})
 

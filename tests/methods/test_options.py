@@ -75,7 +75,7 @@ def test_a_mistake_is_one_sentence_with_the_way_out(text: str, sentence: str) ->
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_option_of_every_method_can_be_written(name: str) -> None:
-    """The default of an option, written as a text, is read as itself: a new type of option has to be taught here."""
+    """The default of an option, written as a text, is read as itself: a new type of option has to be added here."""
     kinds = typing.get_type_hints(METHODS.get(name).Options)
     for field in dataclasses.fields(METHODS.get(name).Options):
         value = field.default

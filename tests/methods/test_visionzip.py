@@ -68,15 +68,15 @@ def test_keys_are_averaged_over_the_tower_s_heads() -> None:
     k, method = torch.tensor([4]), build_method("visionzip", block=SPEC, contextual=3)
     assert isinstance(method, VisionZip)
     torch.testing.assert_close(method.reduce(wide, k).x, method.reduce(mean, k).x)
-    told = visionzip(contextual=3, heads=2).reduce(wide, k)
-    torch.testing.assert_close(told.x, method.reduce(wide, k).x)
-    assert not torch.allclose(told.x, visionzip(contextual=3, heads=1).reduce(wide, k).x)
+    by_heads = visionzip(contextual=3, heads=2).reduce(wide, k)
+    torch.testing.assert_close(by_heads.x, method.reduce(wide, k).x)
+    assert not torch.allclose(by_heads.x, visionzip(contextual=3, heads=1).reduce(wide, k).x)
 
 
 def test_keys_of_all_heads_without_their_number_are_refused() -> None:
     x = torch.randn(1, 12, 16, generator=torch.Generator().manual_seed(0))
     tokens, k = VisualTokens(x=x, keys=x, cls_attention=x[..., 0].abs()), torch.tensor([4])
-    with pytest.raises(ValueError, match=r"keys of width 16 it is not told how many; give heads=16"):
+    with pytest.raises(ValueError, match=r"keys of width 16 it does not know how many; give heads=16"):
         visionzip().reduce(tokens, k)
     with pytest.raises(ValueError, match="heads=3 does not split keys of width 16"):
         visionzip(heads=3).reduce(tokens, k)

@@ -140,7 +140,7 @@ def test_our_block_is_internvl_s_without_its_layer_scale(norm: str, qk_norm: boo
     torch.testing.assert_close(ours(x), output, rtol=1e-5, atol=1e-5)
 
 
-def test_padding_is_never_heard() -> None:
+def test_padding_is_never_attended_to() -> None:
     torch.manual_seed(0)
     block = Block(BlockSpec(width=16, heads=2, mlp_width=32))
     x = torch.randn(2, 6, 16)

@@ -28,8 +28,8 @@ def under_identity_mask(block: Block, x: Tensor) -> Tensor:
         for linear in (attention.query, attention.key, attention.value)
     )
     mask = torch.eye(x.shape[1], dtype=torch.bool)
-    heard = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    x = x + attention.out(heard.transpose(1, 2).flatten(-2))
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    x = x + attention.out(attended.transpose(1, 2).flatten(-2))
     return x + block.mlp(block.norm2(x))
 
 
@@ -40,7 +40,7 @@ def test_the_value_path_equals_the_block_under_an_identity_mask(spec: BlockSpec)
     torch.testing.assert_close(diagonal(x), under_identity_mask(diagonal.block, x), rtol=1e-6, atol=1e-6)
 
 
-def test_a_token_never_hears_another() -> None:
+def test_a_token_never_attends_to_another() -> None:
     diagonal = trained(DiagonalBlock(SPEC)).double()
     x = torch.randn(1, 5, 16, dtype=torch.float64)
     jacobian = torch.autograd.functional.jacobian(lambda value: diagonal(value)[0].sum(-1), x)[:, 0]  # [N, N, D]

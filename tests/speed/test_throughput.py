@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.results import check_rows, read_results
 from diffprune.speed import profile, throughput
 from tests.clock import FakeClock

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffprune.backbones.base import IGNORE, Batch
+from diffprune.backbones.prompts import IGNORE, Batch
 from diffprune.config import BackboneConfig, BudgetConfig, RunConfig
 from diffprune.inside import loop
 from diffprune.methods.options import build_method

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from diffprune.backbones.base import real_columns_first
+from diffprune.backbones.splice import real_columns_first
 from diffprune.model import PrunedVLM
 from tests import tiny
 from tests.contracts.vlm import throttle

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from diffprune.backbones.base import Batch, with_needs
+from diffprune.backbones.base import with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.evaluate.pictures import MADE_LATER, pad_left, prompt_ids
 from diffprune.methods.base import TrainablePruner

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Bool
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.config import DataConfig
 from diffprune.model import PrunedVLM
 from diffprune.rng import Rng, hash_key

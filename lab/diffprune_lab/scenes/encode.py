@@ -8,8 +8,8 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
 from diffprune.backbones.processors import pixel_seed
+from diffprune.backbones.prompts import Batch
 from diffprune.evaluate.pictures import EncodedPictures, encode_images, num_placeholders
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes.pixels import make_features, takes_pixels

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.fast.path import FastPath
 from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.model import PrunedVLM

@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results
 from diffprune.shapes import SHAPES, build

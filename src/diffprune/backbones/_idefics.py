@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from diffprune.backbones._clip import layer_attention
 from diffprune.backbones._tiled import stacked_tiles
-from diffprune.backbones.base import Backbone, Batch, with_needs
+from diffprune.backbones.base import Backbone, with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.types import Grid, VisualTokens
 
 MAX_SIDE = 4096  # of the scaled picture, fixed in the image processor

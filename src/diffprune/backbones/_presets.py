@@ -19,7 +19,7 @@ class Preset:
         num_visual: How many visual tokens a picture gives, in words.
         note: What else a reader should know.
         describe: Configuration and processor as the hub's files say; True asks for the same kind of model small enough
-            for a CPU. None where only the hub can tell.
+            for a CPU. None where only the hub has them.
     """
 
     hub_id: str

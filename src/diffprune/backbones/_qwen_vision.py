@@ -4,7 +4,6 @@ The tower's forward ends with the merger on every group. Here its own parts are 
 merger runs on kept groups alone. P counts patches over all images, group after group in raster order; W is their width.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -19,16 +18,18 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
 from diffprune.backbones._clip import grid_boxes
-from diffprune.backbones.base import Backbone, Batch, pad_rows, with_needs
+from diffprune.backbones.base import Backbone, with_needs
 from diffprune.backbones.processors import Picture, by_size, normalise
+from diffprune.backbones.prompts import Batch
 from diffprune.nn import BlockSpec
+from diffprune.ops import pad_rows
 from diffprune.types import LMInputs, VisualTokens
 
 QUERY_CHUNK = 256  # queries whose attention rows are held at a time; never a whole P x P map
 
 
 class QwenVL(Backbone):
-    """A Qwen vision-language model. A family says how patches are embedded and in which order its blocks run them."""
+    """A Qwen vision-language model: plain patches and full attention in every block, unless a family says otherwise."""
 
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     sequence_features: ClassVar[Mapping[str, int]] = {"mm_token_type_ids": 0}
@@ -37,18 +38,18 @@ class QwenVL(Backbone):
 
     # ------------------------------------------------------------------------------------- what a family says
 
-    @abstractmethod
     def embed_patches(self, pixels: Tensor, grid: Int[Tensor, "B 3"]) -> Float[Tensor, "P W"]:
         """What the first block takes."""
+        return self.tower.patch_embed(pixels)
 
-    @abstractmethod
     def window_order(self, grid: Int[Tensor, "B 3"]) -> tuple[Int[Tensor, " groups"], Int[Tensor, " cuts"]] | None:
         """Group that stands at each place while the blocks run, and where the windows begin; None for raster order."""
+        return None
 
     @property
-    @abstractmethod
     def full_blocks(self) -> frozenset[int]:
-        """Blocks in which a patch hears its whole image."""
+        """Blocks in which a patch attends to its whole image; default: all."""
+        return frozenset(range(len(self.tower.blocks)))
 
     @property
     def plane_blocks(self) -> tuple[int, ...]:
@@ -168,8 +169,8 @@ class QwenVL(Backbone):
         for prompt in prompts:
             if self.image_token * 2 in prompt:
                 raise ValueError(
-                    f"two placeholders {self.image_token} stand side by side, and this family cannot tell such images "
-                    f"apart; write {self.placeholder_prompt(1)} for each"
+                    f"two placeholders {self.image_token} stand side by side, and this family cannot separate "
+                    f"such images; write {self.placeholder_prompt(1)} for each"
                 )
         return super().process(pictures, prompts)
 
@@ -247,12 +248,12 @@ def run_block(
     attention = block.attn
     query, key, value = attention.qkv(block.norm1(hidden)).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
     query, key = apply_rotary_pos_emb_vision(query, key, *rotary)  # [P, H, W / H]
-    heard = torch.empty_like(query)
+    attended = torch.empty_like(query)
     for rows in segments:
         q, k, v = (states[rows].transpose(1, 2) for states in (query, key, value))  # [S, H, M, W / H]
-        attended = F.scaled_dot_product_attention(q, k, v, scale=attention.scaling)
-        heard[rows] = attended.transpose(1, 2).to(heard.dtype)
-    hidden = hidden + attention.proj(heard.flatten(1))
+        within = F.scaled_dot_product_attention(q, k, v, scale=attention.scaling)
+        attended[rows] = within.transpose(1, 2).to(attended.dtype)
+    hidden = hidden + attention.proj(attended.flatten(1))
     return hidden + block.mlp(block.norm2(hidden))
 
 

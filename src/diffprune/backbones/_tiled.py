@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.backbones._clip import grid_boxes
-from diffprune.backbones.base import Batch, pad_rows
+from diffprune.backbones.prompts import Batch
+from diffprune.ops import pad_rows
 from diffprune.types import Grid, VisualTokens
 
 

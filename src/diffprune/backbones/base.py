@@ -18,10 +18,9 @@ from diffprune.backbones import prompts, splice
 from diffprune.backbones._presets import Preset
 from diffprune.backbones.processors import Picture, move_features, open_by_prompt, pixel_seed
 from diffprune.backbones.prompts import IGNORE, Batch, Exchange, behind_prompt
-from diffprune.backbones.splice import NEWLINE_RULES, real_columns_first  # noqa: F401  # other packages ask here
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
-from diffprune.ops import pad_rows, take_tokens  # noqa: F401
+from diffprune.ops import take_tokens
 from diffprune.types import LMInputs, VisualTokens
 
 

@@ -14,7 +14,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 from diffprune.backbones._clip import layer_attention
 from diffprune.backbones._tiled import stacked_tiles
 from diffprune.backbones._tower import TowerBackbone
-from diffprune.backbones.base import Batch, Preset, with_needs
+from diffprune.backbones.base import Preset, with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.registry import BACKBONES
 from diffprune.types import Grid, VisualTokens
 

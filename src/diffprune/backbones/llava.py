@@ -10,8 +10,9 @@ from torch import Tensor
 from diffprune.backbones._clip import crop_boxes, layer_attention
 from diffprune.backbones._presets import clip_and_llama
 from diffprune.backbones._tower import TowerBackbone
-from diffprune.backbones.base import Batch, Preset, with_needs
+from diffprune.backbones.base import Preset, with_needs
 from diffprune.backbones.processors import Picture, normalise
+from diffprune.backbones.prompts import Batch
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
 

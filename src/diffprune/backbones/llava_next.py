@@ -20,8 +20,10 @@ from diffprune.backbones._anyres import View, joined_boxes, num_tiles_of, real_t
 from diffprune.backbones._clip import layer_attention
 from diffprune.backbones._presets import clip_and_llama
 from diffprune.backbones._tower import TowerBackbone
-from diffprune.backbones.base import Batch, Preset, pad_rows, with_needs
+from diffprune.backbones.base import Preset, with_needs
 from diffprune.backbones.processors import Picture, by_size, normalise, resize
+from diffprune.backbones.prompts import Batch
+from diffprune.ops import pad_rows
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
 

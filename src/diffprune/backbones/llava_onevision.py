@@ -16,8 +16,10 @@ from torch import Tensor
 
 from diffprune.backbones._anyres import View, joined_boxes, real_tiles, unpadded, view_boxes
 from diffprune.backbones._tower import TowerBackbone
-from diffprune.backbones.base import Batch, Preset, pad_rows, with_needs
+from diffprune.backbones.base import Preset, with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.nn import BlockSpec
+from diffprune.ops import pad_rows
 from diffprune.registry import BACKBONES
 from diffprune.types import VisualTokens
 

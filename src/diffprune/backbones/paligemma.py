@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from diffprune.backbones._clip import crop_boxes, layer_attention
-from diffprune.backbones.base import Backbone, Batch, Preset, with_needs
+from diffprune.backbones.base import Backbone, Preset, with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.registry import BACKBONES
 from diffprune.types import LMInputs, VisualTokens
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformers.vision_utils import get_vision_window_index
 
@@ -130,9 +130,6 @@ class Qwen25VL(QwenVL):
     @classmethod
     def tower_block(cls, config: Any) -> BlockSpec:
         return replace(super().tower_block(config), norm="rms", gated=True)
-
-    def embed_patches(self, pixels: Tensor, grid: Int[Tensor, "B 3"]) -> Float[Tensor, "P W"]:
-        return self.tower.patch_embed(pixels)
 
     def window_order(self, grid: Int[Tensor, "B 3"]) -> tuple[Int[Tensor, " groups"], Int[Tensor, " cuts"]]:
         tower = self.tower

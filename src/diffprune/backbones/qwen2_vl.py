@@ -2,9 +2,6 @@
 
 from typing import Any, ClassVar
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from diffprune.backbones._qwen_vision import QwenVL
 from diffprune.backbones.base import Preset
 from diffprune.registry import BACKBONES
@@ -26,13 +23,3 @@ class Qwen2VL(QwenVL):
     def block_widths(cls, vision_config: Any) -> tuple[int, int]:
         """`hidden_size` of this config is the language model's width."""
         return vision_config.embed_dim, int(vision_config.embed_dim * vision_config.mlp_ratio)
-
-    def embed_patches(self, pixels: Tensor, grid: Int[Tensor, "B 3"]) -> Float[Tensor, "P W"]:
-        return self.tower.patch_embed(pixels)
-
-    def window_order(self, grid: Int[Tensor, "B 3"]) -> None:
-        return None
-
-    @property
-    def full_blocks(self) -> frozenset[int]:
-        return frozenset(range(len(self.tower.blocks)))

@@ -46,13 +46,6 @@ class Qwen3VL(QwenVL):
         places = (tower.pos_embed(corners) * weights[..., None]).sum(1)
         return hidden + places.to(hidden.dtype)
 
-    def window_order(self, grid: Int[Tensor, "B 3"]) -> None:
-        return None
-
-    @property
-    def full_blocks(self) -> frozenset[int]:
-        return frozenset(range(len(self.tower.blocks)))
-
     # ------------------------------------------------------------------------------------- DeepStack
 
     @property
@@ -110,7 +103,7 @@ def deepstack_in_prefill(
         if length != visual.shape[1]:
             raise ValueError(
                 f"decoding began with {length} of the prompt's {visual.shape[1]} tokens; Qwen3-VL adds visual features "
-                "in one pass over the whole prompt, so leave out assisted decoding"
+                "in one pass over the whole prompt, so do without assisted decoding"
             )
         counts = visual.sum(-1).tolist()
         repeated = [torch.cat([rows for rows in plane.split(counts) for _ in range(copies)]) for plane in planes]

@@ -10,8 +10,9 @@ from jaxtyping import Int, Shaped
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones.base import Batch, pad_rows
+from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
+from diffprune.ops import pad_rows
 from diffprune.types import VisualTokens
 
 Ids = tuple[int, ...]

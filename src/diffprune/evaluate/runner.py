@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.backbones.base import Batch, with_needs
+from diffprune.backbones.base import with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.evaluate.pictures import (
     MADE_LATER,

@@ -135,7 +135,7 @@ class Bucket:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What tells it from the other buckets."""
+        """What distinguishes it from the other buckets."""
         left = () if self.cuts is None else (number for item in sorted(self.cuts.left.items()) for number in item)
         return (self.batch, self.length, *left)
 

@@ -11,13 +11,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones.base import Backbone, Batch, with_needs
+from diffprune.backbones.base import Backbone, with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.fast import verify
 from diffprune.fast.buckets import Bucket, CacheStore, num_columns
 from diffprune.fast.choice import Choose, choose_by_score, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
-from diffprune.fast.graphs import Compiler, is_out_of_memory, settled_heap
+from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory
 from diffprune.fast.options import CompileOptions
 from diffprune.fast.pictures import Chooser, Picture, Splicer
 from diffprune.fast.towers import BlockParts, Tower, tower_class
@@ -72,7 +73,7 @@ class Builder:
         if self.capture:
             torch.cuda.empty_cache()
         before = self.allocated()
-        with torch.inference_mode(False), torch.no_grad(), self.compiler.patient(), settled_heap():
+        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), frozen_heap():
             self.read_weights()
             samples = self.samples()
             shapes = self.bucket_shapes(sorted({self.num_visual(sample) for sample in samples}))

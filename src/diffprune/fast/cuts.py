@@ -10,8 +10,7 @@ from torch import Tensor
 
 from diffprune.backbones.base import Backbone
 from diffprune.inside.state import LayerState
-from diffprune.methods.fastv import FastV
-from diffprune.methods.pyramiddrop import PyramidDrop
+from diffprune.methods.base import ScoringLayerPruner
 from diffprune.types import Budget
 
 
@@ -40,23 +39,14 @@ class Cuts:
         return widths
 
 
-# Methods inside the language model whose ranking is one attention row: what they rank by.
-RANKED_INSIDE: dict[type, Callable[[LayerState], Tensor]] = {
-    FastV: lambda state: state.last_attention(),
-    PyramidDrop: lambda state: state.last_attention(state.layer),
-}
-
-
 def cuts_of(method: Any, backbone: Backbone, num_visual: int, keep: int) -> Cuts | None:
     """Where the method drops tokens of a prompt with so many; None for a method before the language model."""
     if not method.is_inside:
         return None
-    score = RANKED_INSIDE.get(type(method))
-    if score is None or method.positions != "original":
-        known = ", ".join(kind.__name__ for kind in RANKED_INSIDE)
+    if not isinstance(method, ScoringLayerPruner) or method.positions != "original":
         raise ValueError(
-            f"the fast path cannot run {method.name!r} as it is set: of the methods inside the language model it knows "
-            f"{known} with original positions; generate() works without it"
+            f"the fast path cannot run {method.name!r} as it is set: of the methods inside the language model it runs "
+            "those that score every token, with original positions; generate() works without it"
         )
     if backbone.newline is not None:
         raise ValueError(
@@ -64,7 +54,7 @@ def cuts_of(method: Any, backbone: Backbone, num_visual: int, keep: int) -> Cuts
             "them; generate() works without it"
         )
     left = method.stages(len(backbone.language_model.layers), num_visual, keep)
-    return Cuts(num_visual=num_visual, left=left, score=score, language_model=backbone.language_model)
+    return Cuts(num_visual=num_visual, left=left, score=method.score_at, language_model=backbone.language_model)
 
 
 def count_before_layers(method: Any, budget: Budget, num_visual: int) -> int:

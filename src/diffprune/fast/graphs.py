@@ -19,7 +19,7 @@ def capturing(pool: Any = None) -> Iterator[Any]:
     """The CUDA graph of what is launched inside.
 
     Python's collector runs before the capture and not during it: a dead model's graph or kernel that is finalised in
-    the middle makes the capture invalid. The current stream is put back too, which torch leaves out where a capture
+    the middle makes the capture invalid. The current stream is put back too, which torch does not do where a capture
     fails.
     """
     collects, stream = gc.isenabled(), torch.cuda.current_stream()
@@ -36,12 +36,12 @@ def capturing(pool: Any = None) -> Iterator[Any]:
 
 
 @contextmanager
-def settled_heap() -> Iterator[None]:
-    """Inside, Python's collector walks only what was made since: there is one collection before every capture.
+def frozen_heap() -> Iterator[None]:
+    """Inside, Python's collector visits only what was made since: there is one collection before every capture.
 
-    With a model, its processor and a compiler imported, walking everything takes tenths of a second each time.
+    With a model, its processor and a compiler imported, visiting everything takes tenths of a second each time.
     """
-    if gc.get_freeze_count():  # somebody else's, who would miss it afterwards
+    if gc.get_freeze_count():  # the caller's own, which unfreezing would undo
         yield
         return
     gc.collect()
@@ -150,7 +150,7 @@ class Compiler:
             return function
         return torch.compile(function, fullgraph=True, dynamic=False, options=self.options)
 
-    def patient(self) -> Any:
+    def unlimited_recompiles(self) -> Any:
         """A context in which every new bucket may compile the same function again: each has its own static shapes."""
         import torch._dynamo
 

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from diffprune.backbones.base import Batch, with_needs
+from diffprune.backbones.base import with_needs
+from diffprune.backbones.prompts import Batch
 from diffprune.fast.build import Builder
 from diffprune.fast.choice import take
 from diffprune.fast.cuts import count_before_layers, cuts_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.fast.buckets import Bucket
 from diffprune.fast.options import NotCompiled
 from diffprune.fast.pictures import Chooser, Picture, Splicer

@@ -16,8 +16,10 @@ from transformers.vision_utils import get_vision_position_ids
 
 from diffprune.backbones._clip import block_attention, encoder_layers
 from diffprune.backbones._qwen_vision import QwenVL, received_attention
-from diffprune.backbones.base import Backbone, Batch, pad_rows
+from diffprune.backbones.base import Backbone
 from diffprune.backbones.llava_next import LlavaNext
+from diffprune.backbones.prompts import Batch
+from diffprune.ops import pad_rows
 
 
 class Encoded(NamedTuple):

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffprune.backbones.base import Backbone, Batch
+from diffprune.backbones.base import Backbone
+from diffprune.backbones.prompts import Batch
 from diffprune.fast.buckets import Bucket, CacheStore
 from diffprune.fast.choice import Choose
 from diffprune.fast.decoder import Decoder

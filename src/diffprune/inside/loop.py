@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from diffprune.backbones.base import IGNORE, Backbone, behind_prompt
+from diffprune.backbones.base import Backbone
+from diffprune.backbones.prompts import IGNORE, behind_prompt
 from diffprune.inside.layers import add_after, additive_mask, attention_mask, run_layer, run_routed
 from diffprune.inside.reader import AttentionReader, at_columns, columns_of
 from diffprune.inside.state import Cut, Decision, LayerState, Prompt, Route
@@ -42,7 +43,7 @@ from diffprune.types import LMInputs
 Ask = Callable[[LayerState, Int[Tensor, " B"]], Int[Tensor, "B K"] | Cut | Route | Decision]
 
 
-class Passed(NamedTuple):
+class LayersOutput(NamedTuple):
     """The sequence behind the last layer.
 
     Args:
@@ -64,7 +65,7 @@ def run_layers(
     *,
     ask: Ask | None = None,
     cache: LayerCache | None = None,
-) -> Passed:
+) -> LayersOutput:
     """Every layer over the tokens that are left for it.
 
     Args:
@@ -114,7 +115,7 @@ def run_layers(
             keys_values = None if cache is None else cache.keys_values
             hidden = run_layer(decoder, index, entered, stream.positions, tables, mask, keys_values)
             stream = replace(stream, hidden=add_after(stream, index, hidden))
-    return Passed(stream, soft_mask, penalty)
+    return LayersOutput(stream, soft_mask, penalty)
 
 
 def prefill(

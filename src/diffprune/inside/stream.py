@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from diffprune.backbones.base import Backbone, behind_prompt
+from diffprune.backbones.base import Backbone
+from diffprune.backbones.prompts import behind_prompt
 from diffprune.inside.state import Cut, Prompt
 from diffprune.methods.base import LayerPruner
 from diffprune.types import LMInputs

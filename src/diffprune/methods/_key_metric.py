@@ -23,7 +23,7 @@ def key_metric(
         heads = block.heads if width == block.width else 1
     if heads is None and width == tokens.x.shape[-1] // tokens.group:
         raise ValueError(
-            f"{method} averages keys over the encoder's heads, and of keys of width {width} it is not told how many; "
+            f"{method} averages keys over the encoder's heads, and of keys of width {width} it does not know how many; "
             "give heads=16 or what the encoder has (1 where they are averaged already), or block=BlockSpec.from_config"
         )
     heads = heads or 1

@@ -20,7 +20,7 @@ from diffprune.types import VisualTokens
 class AgilePrunerOptions:
     """Args:
     average_rank: Effective rank of a usual image, against which an image's own is measured. The authors' number is
-        not published; left out, half of the largest rank the features can have.
+        not published; default: half of the largest rank the features can have.
     step: Growth of the threshold from one kept token to the next, for an image of average rank.
     max_distance: The threshold's ceiling (ours: the authors' is not published).
     """

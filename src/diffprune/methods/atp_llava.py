@@ -32,10 +32,10 @@ ROWS = 32  # of an attention map that are made at once
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ATPLLaVAOptions:
     """Args:
-    layers: Decoder layers (from 0) before which tokens are dropped. Left out: 4, 14 and 24 of 32, at the same depth.
+    layers: Decoder layers (from 0) before which tokens are dropped. Default: 4, 14 and 24 of 32, at the same depth.
     budget: "exact" leaves K tokens after the last cut, every cut the same share of what is there; "average" makes K the
         mean over all layers; "adaptive" keeps what is above a threshold, at least 1 and at most as many as "exact".
-        Left out: "exact", and "adaptive" with `native`.
+        Default: "exact", and "adaptive" with `native`.
     strides: Of the lattices that the spatial score is made of; a coarser one scores higher.
     slope: Lambda of the spatial score, 1 - lambda / stride^2.
     sharpness: Of the soft masks in training.

@@ -12,6 +12,7 @@ Pruner               select(tokens, k) -> index [B, K]
     TrainablePruner  restrict itself
   MergingPruner      reduce(tokens, k) -> Kept, of new tokens
   LayerPruner        select_at(state, k) -> index [B, K] between decoder layers; deploy keeps all
+    ScoringLayerPruner    score_at(state) -> logits [B, M]; select_at keeps the K largest
     TrainableLayerPruner  decide(state, k, tau) -> a soft mask, for training
   SelfSupervisedPruner    own_loss(tokens, k) -> what it learns from pictures alone, without the language model
 """
@@ -31,7 +32,7 @@ from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import hard_topk, take_tokens
 from diffprune.ops.noise import Generators
-from diffprune.ops.similarity import raster
+from diffprune.ops.similarity import raster, raster_order
 from diffprune.types import VisualTokens
 
 NEEDS = frozenset({"text", "cls_attention", "keys", "projected", "llm_attention"})
@@ -85,9 +86,8 @@ class Kept(NamedTuple):
     alpha = penalty = soft_mask = distillation = own_loss = None
 
     def in_raster_order(self) -> "Kept":
-        """The same tokens with their indices ascending, padding at the end."""
-        last = torch.iinfo(self.index.dtype).max
-        order = self.index.masked_fill(self.index < 0, last).sort(dim=-1).indices
+        """These tokens with their indices ascending, padding at the end."""
+        order = raster_order(self.index)
         return Kept(take_tokens(self.x, order), self.index.gather(-1, order))
 
 
@@ -131,7 +131,7 @@ class Pruner(nn.Module, ABC):
     """Decides which visual tokens stay.
 
     Args:
-        options: An instance of the class's `Options`; its defaults where left out.
+        options: An instance of the class's `Options`; default: those of the class.
         block: The kind of Transformer block the backbone's vision tower is made of; learned methods build on it.
     """
 
@@ -144,7 +144,7 @@ class Pruner(nn.Module, ABC):
     is_merging: ClassVar[bool] = False  # it makes new tokens
     is_exact: ClassVar[bool] = True  # K says how many stay
     hides_tokens: bool = False  # training masks tokens in attention (`Restricted.soft_mask`) instead of changing them
-    learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data can tell them
+    learns_from_regions: bool = False  # its loss asks for VisualTokens.regions, where the data has them
     native_positions: ClassVar[str] = "original"  # "packed" where the release numbers what is left without gaps
     native_rounding: ClassVar[str] = "nearest"  # "down" where the release makes int(share * N) of a share
     Options: ClassVar[type] = NoOptions
@@ -307,6 +307,17 @@ class LayerPruner(Pruner):
         return Kept(tokens.x, everything(tokens))
 
 
+class ScoringLayerPruner(LayerPruner):
+    """Ranks the visual tokens before a decoder layer and keeps the first K; the fast path can compile the ranking."""
+
+    @abstractmethod
+    def score_at(self, state: LayerState) -> Float[Tensor, "B M"]:
+        """One logit for each of `state.visual`, larger is more worth keeping; padding may hold anything finite."""
+
+    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
+        return hard_topk(self.score_at(state), k, state.visual >= 0)
+
+
 class TrainableLayerPruner(LayerPruner):
     """Learns inside the frozen language model. Built of the sizes of that model, `language`."""
 
@@ -353,6 +364,14 @@ def check_choices(options: Any, **choices: Sequence[str]) -> None:
         value = getattr(options, name)
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is not known; give one of {', '.join(allowed)}")
+
+
+def check_counts(options: Any, *names: str) -> None:
+    """Raise a `ValueError` that names the option where it is a number below 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} is no count; give 1 or more")
 
 
 def require_block(method: str, block: BlockSpec | None) -> BlockSpec:

@@ -90,17 +90,17 @@ class CDPruner(Pruner):
         if rule == "clip" and not self._to_joint:
             raise ValueError(
                 "cdpruner measures relevance='clip' in CLIP's joint space, and no CLIP model is attached; "
-                f"{_WAYS_OUT[rule]}"
+                f"{_HINTS[rule]}"
             )
         if tokens.text is None:
             raise ValueError(
-                f"cdpruner measures relevance={rule!r} by VisualTokens.text, which is None; {_WAYS_OUT[rule]}"
+                f"cdpruner measures relevance={rule!r} by VisualTokens.text, which is None; {_HINTS[rule]}"
             )
         visual = self._clip_embeddings(tokens) if rule == "clip" else tokens.projected
         if visual is None or visual.shape[-1] != tokens.text.shape[-1]:
             raise ValueError(
                 f"relevance={rule!r} compares visual tokens of width {None if visual is None else visual.shape[-1]} "
-                f"with text of width {tokens.text.shape[-1]}: not one space; {_WAYS_OUT[rule]}"
+                f"with text of width {tokens.text.shape[-1]}: not one space; {_HINTS[rule]}"
             )
         text = self._as_compared(tokens.text)
         cosines = cosine_matrix(self._as_compared(visual), text, dtype=torch.float32)  # [B, N, M]
@@ -123,7 +123,7 @@ class CDPruner(Pruner):
         return x
 
 
-_WAYS_OUT = {
+_HINTS = {
     "clip": "call method.attach_clip(CLIPModel.from_pretrained(...)) and give what its text tower makes of the "
     "question as VisualTokens.text, or say relevance='llm_embed'",
     "llm_embed": "give VisualTokens.text from the language model's embedding table, or say relevance='none'",

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.methods.base import Card, ScoringPruner
+from diffprune.ops.similarity import cls_attention
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -36,8 +37,4 @@ class ClsAttention(ScoringPruner):
     Options: ClassVar[type] = ClsAttentionOptions
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
-        if tokens.cls_attention is None:
-            raise ValueError(
-                "cls_attention ranks by VisualTokens.cls_attention, which is None; let the backbone give it"
-            )
-        return tokens.cls_attention.float().masked_fill(~tokens.mask, 0.0)
+        return cls_attention(tokens, "cls_attention")

@@ -24,7 +24,7 @@ class DartOptions:
     text_pivots: Instruction tokens with the largest keys.
     native: As released: every pivot adds int(N * (1 - ratio) / pivots) tokens, so that K is met only nearly
         (up to `visual_pivots` tokens too many), and pivots take their turns in the order of a Python set.
-    ratio: Share dropped, of `native` alone. Left out: 1 - K / N to three decimals, as the release's examples give it.
+    ratio: Share dropped, of `native` alone. Default: 1 - K / N to three decimals, as the release's examples give it.
     """
 
     layer: int = 2
@@ -80,7 +80,7 @@ class Dart(LayerPruner):
         return int(num_visual * (1 - ratio) / self.num_pivots)
 
     def native_picks(self, num_visual: int, k: int) -> int:
-        """The same from what `stages` makes of K; a number it never comes to is taken for K itself."""
+        """Tokens each pivot adds, from what `stages` makes of K; a number it never comes to is taken for K itself."""
         added = k - self.options.visual_pivots
         if k >= num_visual:
             return num_visual  # a prompt that keeps all beside one that does not
@@ -147,7 +147,7 @@ def largest_first(
 def set_order(
     own: Bool[Tensor, "B M"], text: Bool[Tensor, "B T"], visual: Int[Tensor, "B M"], size: Float[Tensor, "B T"]
 ) -> Int[Tensor, "B P"]:
-    """The same columns in the order in which a Python set of them is walked, which is the release's."""
+    """The pivots' columns in the order in which a Python set of them is walked, which is the release's."""
     rows = [
         torch.tensor(list(set(columns)), dtype=torch.int64, device=visual.device)
         for columns in ([c for c in row.tolist() if c >= 0] for row in largest_first(own, text, visual, size))

@@ -30,10 +30,10 @@ class DiffPruneOptions:
     final_norm: Norm before the scorer's head; not in the paper.
     standardise: Give the logits of an image mean 0 and deviation 1 before Soft Top-K; not in the paper.
     response: Of Soft Top-K, "laplace" or "sigmoid".
-    gate: "vp" drowns a token in noise, "scale" shrinks it.
+    gate: "vp" mixes noise into a token, "scale" shrinks it.
     noise: "unit" is N(0, I), "matched" has the features' own mean and deviation per channel (see `calibrate`).
-    attention: Of the throttler's block: "diagonal", "global" (a token hears others and may recover what it lost), or
-        "none" to leave the block out.
+    attention: Of the throttler's block: "diagonal", "global" (a token attends to others and may recover what it
+        lost), or "none" for no block.
     kept_exact: Scale the block's branches by 1 - alpha, so that a kept token is what will be deployed; not in the
         paper.
     """

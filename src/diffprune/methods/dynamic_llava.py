@@ -50,7 +50,7 @@ class DynamicLLaVAOptions:
 
 @METHODS.register("dynamic_llava")
 class DynamicLLaVA(TrainableLayerPruner):
-    """The image-token predictor; the one for generated text and the tuning of the language model are left out."""
+    """The image-token predictor; the one for generated text and the tuning of the language model are not part of it."""
 
     card = Card(
         idea="a small Transformer over the hidden states before decoder layer 2 decides which visual tokens stay",

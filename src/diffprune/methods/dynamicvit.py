@@ -1,4 +1,4 @@
-"""DynamicViT's selector: a small predictor decides for each token, by itself, whether the language model hears it.
+"""DynamicViT's selector: a small predictor decides for each token, by itself, whether the language model attends to it.
 
 TRAINING    D_i in {0, 1} drawn with Gumbel noise   attention counts token j D_j times   loss + 2 (mean D - K / N)^2
 INFERENCE   keep the K tokens most likely to be kept

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.inside.budget import average_stages, check_cut
 from diffprune.inside.state import LayerState
-from diffprune.methods.base import Card, LayerPruner, check_choices
-from diffprune.ops import hard_topk
+from diffprune.methods.base import Card, ScoringLayerPruner, check_choices
 from diffprune.registry import METHODS
 
 
@@ -28,7 +27,7 @@ class FastVOptions:
 
 
 @METHODS.register("fastv")
-class FastV(LayerPruner):
+class FastV(ScoringLayerPruner):
     """One cut, ranked by one row of one attention map, head mean."""
 
     card = Card(
@@ -48,5 +47,5 @@ class FastV(LayerPruner):
             return average_stages([layer], num_layers, num_visual, keep)
         return {layer: min(keep, num_visual)}
 
-    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        return hard_topk(state.last_attention(), k, state.visual >= 0)
+    def score_at(self, state: LayerState) -> Float[Tensor, "B M"]:
+        return state.last_attention()

@@ -36,10 +36,10 @@ CODE_WIDTH = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlimpsePruneOptions:
     """Args:
-    layer: The decoder layer (from 0) before which tokens are dropped. Left out: 22 of 32, at the same depth.
+    layer: The decoder layer (from 0) before which tokens are dropped; default: 22 of 32, at the same depth.
     budget: "exact" keeps the K largest logits; "adaptive", as released, those with a probability above a half, at
-        least 1 and at most K. Left out: "exact", and "adaptive" with `native`.
-    supervision: "boxes", as released, needs data that tells where the things are that the text speaks of (scenes do);
+        least 1 and at most K. Default: "exact", and "adaptive" with `native`.
+    supervision: "boxes", as released, needs data that holds the boxes of the things the text speaks of;
         "answer", ours, hides what a hard Gumbel top-k drops from the layers behind the cut, and learns by the answer.
     width: Of the predictor; None is a sixteenth of the language model's (256 of 4,096), at least 32.
     depth: Its layers.
@@ -70,7 +70,7 @@ class GlimpsePrune(TrainableLayerPruner):
     """The layers before the cut run on all tokens, but no cache keeps what was dropped."""
 
     card = Card(
-        idea="a learned token's attention in a late decoder layer, read by a small network, tells what to keep",
+        idea="a learned token's attention in a late decoder layer, read by a small network, says what to keep",
         paper="A Glimpse to Compress: Dynamic Visual Token Pruning for Large Vision-Language Models",
         year=2025,
         licence="Apache-2.0",
@@ -92,7 +92,7 @@ class GlimpsePrune(TrainableLayerPruner):
         self.codes = nn.Parameter(torch.randn(self.cut(size.layers), CODE_WIDTH))
         self.widen = nn.Linear(CODE_WIDTH, size.width)
         self.norm = nn.RMSNorm(size.width, eps=1e-6)
-        nn.init.constant_(self.norm.weight, 0.02)  # as small as an embedding: the frozen layers know nothing louder
+        nn.init.constant_(self.norm.weight, 0.02)  # as small as an embedding, as the frozen layers expect
         width = options.width or max(32, size.width // 16 // 16 * 16)
         self.predictor = Predictor(size.heads, self.block.width, width, options.depth)
 
@@ -112,14 +112,14 @@ class GlimpsePrune(TrainableLayerPruner):
         return self.token + own if layer == 0 else own
 
     def score(self, state: LayerState) -> Float[Tensor, "B M"]:
-        """A logit for each visual token, from what the glimpse token looked at in the layer that just ran."""
+        """A logit for each visual token, from the glimpse token's attention in the layer that just ran."""
         assert self.block is not None
         row = state.attention(state.last[:, None])[:, :, 0]  # [B, H, T]
         columns = state.visual[:, None].expand(-1, row.shape[1], -1)
-        looked = at_columns(row, columns).clamp(min=LEAST).log().transpose(1, 2)  # [B, M, H]
+        received = at_columns(row, columns).clamp(min=LEAST).log().transpose(1, 2)  # [B, M, H]
         origin = state.origin
         features = encoder_features(origin, self.block.width)
-        return self.predictor(looked, features, grid_places(origin), state.visual >= 0)
+        return self.predictor(received, features, grid_places(origin), state.visual >= 0)
 
     def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
         valid, logits = state.visual >= 0, self.score(state)
@@ -138,7 +138,7 @@ class GlimpsePrune(TrainableLayerPruner):
         origin = state.origin
         if origin.tokens.regions is None:
             raise ValueError(
-                "glimpse_prune learns from the boxes of what a text speaks of, and this data tells none; train it on "
+                "glimpse_prune learns from the boxes of what a text speaks of, and this data has none; train it on "
                 "data.name=scenes, or set method.supervision=answer"
             )
         wanted = origin.tokens.regions.flatten()[origin.index.clamp_min(0)] & valid
@@ -165,13 +165,13 @@ class Predictor(nn.Module):
 
     def forward(
         self,
-        looked: Float[Tensor, "B M H"],
+        received: Float[Tensor, "B M H"],
         features: Float[Tensor, "B M W"],
         places: Int[Tensor, "B M 2"],
         mask: Bool[Tensor, "B M"],
     ) -> Float[Tensor, "B M"]:
         dtype = self.enter.weight.dtype
-        x, features = self.enter(looked.to(dtype)), features.to(dtype)
+        x, features = self.enter(received.to(dtype)), features.to(dtype)
         for layer, condition in zip(self.layers, self.conditions, strict=True):
             x = layer(x, condition(features), places, mask)
         return exact_linear(x, self.head).squeeze(-1)

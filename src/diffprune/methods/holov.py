@@ -27,7 +27,7 @@ class HoloVOptions:
     variant: "release" as the released code works: runs of the raster order, the spread of similarities scaled within a
         run (so that it cancels), the best of a run by attention. "paper": crops of the picture, one scale for the whole
         image, the best of a crop by the combined score.
-    crops: How many; left out, `1024 / 576 * N / K`: 8, 16 and 32 for K = 128, 64 and 32 of 576.
+    crops: How many; default: `1024 / 576 * N / K`: 8, 16 and 32 for K = 128, 64 and 32 of 576.
     alpha: Weight of the spread of similarities beside the attention.
     native: As released: tokens come crop after crop, by falling attention inside one (a crop that is kept whole in
         raster order); a crop's surplus quota, which the release fills with all-zero tokens, stays unspent, so that

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffprune.methods.base import Card, Counts, Pruner
 from diffprune.ops import cosine_matrix, greedy_coverage
+from diffprune.ops.similarity import projected_and_text
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -61,19 +62,13 @@ class MMTok(Pruner):
         The text's rows sum to 1 over all, the visual ones to `visual_weight`; rows and columns of padding are 0.
         """
         options, mask = self.options, tokens.mask
-        if tokens.projected is None or tokens.text is None:
-            missing = "projected" if tokens.projected is None else "text"
-            raise ValueError(f"mmtok covers by VisualTokens.{missing}, which is None; let the backbone give it")
-        if tokens.projected.shape[-1] != tokens.text.shape[-1]:
-            raise ValueError(
-                f"projected tokens have width {tokens.projected.shape[-1]} and text has {tokens.text.shape[-1]}: not "
-                "one space; give VisualTokens.text from the language model's embedding table"
-            )
+        projected, text = projected_and_text(tokens, "mmtok")
         real = tokens.text_mask
         if real is None:
-            real = torch.ones(tokens.text.shape[:2], dtype=torch.bool, device=mask.device)
-        given = (tokens.x.unflatten(-1, (tokens.group, -1)).mean(-2), tokens.projected, tokens.text)
-        x, projected, text = given if options.native else (value.float() for value in given)
+            real = torch.ones(text.shape[:2], dtype=torch.bool, device=mask.device)
+        x = tokens.x.unflatten(-1, (tokens.group, -1)).mean(-2)
+        if not options.native:
+            x, projected, text = x.float(), projected.float(), text.float()
         by_text = cosine_matrix(text, projected, dtype=torch.float32) / options.tau_text  # [B, M, N]
         by_visual = cosine_matrix(x, dtype=torch.float32) / options.tau_visual  # [B, N, N]
         return torch.cat([_shares(by_text, real, mask), options.visual_weight * _shares(by_visual, mask, mask)], dim=1)

@@ -4,9 +4,7 @@ TRAINING    slots = SlotAttention(X)   X^ = decoder(slots)   loss = mean_t weigh
 INFERENCE   slots = SlotAttention(X)   keep each slot's first token; the decoder is gone
 """
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -15,14 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.base import Card, Counts, SelfSupervisedPruner, require_block
+from diffprune.methods.base import Card, Counts, SelfSupervisedPruner, check_counts, require_block
 from diffprune.nn import BlockSpec
 from diffprune.nn.blocks import zero_padding
 from diffprune.ops import hard_topk
 from diffprune.ops.hard_topk import per_row, widest
 from diffprune.ops.noise import Generators, draw_gumbel, draw_normal
 from diffprune.registry import METHODS
-from diffprune.types import Budget, VisualTokens
+from diffprune.types import VisualTokens
 
 _SLOTS_PER_DRAW = 64
 
@@ -46,10 +44,7 @@ class OCVTPOptions:
     native: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("slot_width", "iterations", "decoder_depth"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is no count; give 1 or more")
+        check_counts(self, "slot_width", "iterations", "decoder_depth")
 
 
 @METHODS.register("oc_vtp")
@@ -114,48 +109,6 @@ class OCVTP(SelfSupervisedPruner):
         if self.throttle_decoder is None:
             raise ValueError("there is no decoder to rebuild the picture with; call start_training() before own_loss()")
         return self.reconstruction_loss(tokens, self.throttle_decoder, k, generator)
-
-    def train_reconstruction(
-        self,
-        batches: Iterable[VisualTokens],
-        steps: int,
-        *,
-        keep: int | float = 64,
-        lr: float = 1e-3,
-        warmup: float = 4 / 30,
-        depth: int = 4,
-        seed: int = 42,
-    ) -> list[float]:
-        """The reconstruction loss of every step, after all were taken; the decoder they were made with is dropped.
-
-        Args:
-            batches: Visual tokens of training pictures, in batches; gone through again where they are too few.
-            steps: Optimiser steps.
-            keep: Slots per image, as a budget.
-            lr: Of AdamW, at its peak; it falls to 1e-8 along a half cosine.
-            warmup: Share of the steps in which it rises.
-            depth: Layers of the decoder.
-            seed: Of the slots and of the orders in which tokens are rebuilt.
-        """
-        assert self.block is not None
-        device = self.slots.mean.device
-        generator = torch.Generator().manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):  # the decoder's weights too come from the seed
-            torch.manual_seed(seed)
-            decoder = ReconstructionDecoder(self.block.width, self.slots.width, depth).to(device)
-        trained = [*self.slots.parameters(), *decoder.parameters()]
-        optimizer = torch.optim.AdamW(trained, lr=lr)
-        losses: list[float] = []
-        for step, tokens in enumerate(itertools.islice(_endless(batches), steps)):
-            for group in optimizer.param_groups:
-                group["lr"] = max(1e-8, lr * _learning_rate_scale(step, steps, math.ceil(warmup * steps)))
-            loss = self.reconstruction_loss(tokens, decoder, Budget(keep).counts(tokens.mask), generator)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
 
     def reconstruction_loss(
         self,
@@ -312,20 +265,3 @@ def _slots_in_use(k: Int[Tensor, " B"], num_slots: int) -> Bool[Tensor, "B S"]:
 def _shares(attention: Float[Tensor, "B S N"]) -> Float[Tensor, "B S N"]:
     """Each slot's attention as shares of its own total."""
     return attention / attention.sum(-1, keepdim=True).clamp(min=1e-8)
-
-
-def _learning_rate_scale(step: int, steps: int, warmup_steps: int) -> float:
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    return (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps))) / 2
-
-
-def _endless(batches: Iterable[VisualTokens]) -> Iterator[VisualTokens]:
-    """The batches over and over."""
-    while True:
-        is_empty = True
-        for tokens in batches:
-            is_empty = False
-            yield tokens
-        if is_empty:
-            raise ValueError("batches ran out before the last step; give a list, which can be gone through again")

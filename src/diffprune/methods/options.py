@@ -88,7 +88,7 @@ def make_options(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def split_methods(text: str) -> list[str]:
-    """The methods of a comma-separated text, each once, empty ones left out; commas in brackets separate none."""
+    """The methods of a comma-separated text, each once, without empty ones; commas in brackets separate none."""
     parts, depth = [""], 0
     for letter in text:
         depth += {"[": 1, "]": -1}.get(letter, 0)

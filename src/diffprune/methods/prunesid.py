@@ -65,7 +65,7 @@ class PruneSID(Pruner):
     def _group_by_group(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B N"]:
         """What is kept, group after group and best first, among -1 for all others.
 
-        With one K for all pictures nothing of this needs a look at the device, and where none is allowed there is none.
+        With one K for all pictures nothing of this reads values back from the device where that is not allowed.
         """
         attention, mask, padding = cls_attention(tokens, "prunesid"), tokens.mask, tokens.padding_mask
         check_inputs(attention, k, mask)
@@ -119,7 +119,7 @@ def centred_features(x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None
     return zero_padding(squashed - squashed.mean(-1, keepdim=True), mask)
 
 
-def everyone(x: Float[Tensor, "B N D"]) -> Bool[Tensor, "B N"]:
+def all_real(x: Float[Tensor, "B N D"]) -> Bool[Tensor, "B N"]:
     """The mask of tokens none of which is padding."""
     return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
 
@@ -135,7 +135,7 @@ def row_by_row_alike(
 
     How components are found depends on both numbers, and what a picture keeps must not depend on its neighbours.
     """
-    mask = everyone(x) if mask is None else mask
+    mask = all_real(x) if mask is None else mask
     out = torch.zeros(*mask.shape, width, device=x.device)
     numbers = torch.stack([num_groups, mask.sum(-1)], dim=-1)
     for own, count in numbers.unique(dim=0).tolist():
@@ -167,14 +167,14 @@ _LARGE = 256  # rows of one past which it is decomposed on the GPU, whether wait
 
 
 def iterated_columns(width: int) -> int:
-    """Columns iterated for that many components: the further behind the next one is, the quicker it is gone."""
+    """Columns iterated for that many components: the further behind the next one is, the faster it is gone."""
     return max(2 * width, width + 16)
 
 
 def subspace_loadings(
     x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
-    """The same by subspace iteration on the smaller Gram matrix, for which only a small matrix is decomposed.
+    """Loadings by subspace iteration on the smaller Gram matrix, for which only a small matrix is decomposed.
 
     Each round multiplies some columns by the Gram matrix or its square and makes them orthonormal again; the components
     are then read off within their span. Where that would not be smaller by half, this is `exact_loadings`, unless that
@@ -234,8 +234,8 @@ def start_columns(size: int, columns: int, device: torch.device) -> Float[Tensor
 def drawn_loadings(
     x: Float[Tensor, "B N D"], mask: Bool[Tensor, "B N"] | None, num_groups: Counts, width: int
 ) -> Float[Tensor, "B N G"]:
-    """The same by a randomised decomposition, image by image."""
-    mask = everyone(x) if mask is None else mask
+    """Loadings by a randomised decomposition, image by image."""
+    mask = all_real(x) if mask is None else mask
     out = torch.zeros(*mask.shape, width, device=x.device)
     for row, own_width in enumerate([num_groups] * len(x) if isinstance(num_groups, int) else num_groups.tolist()):
         own = torch.sigmoid(x[row, mask[row]].float()).T  # [D, n]; its columns are centred inside

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Int
+from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.inside.budget import average_stages, check_cut, scale_layers
 from diffprune.inside.state import LayerState
-from diffprune.methods.base import Card, LayerPruner, check_choices
-from diffprune.ops import hard_topk
+from diffprune.methods.base import Card, ScoringLayerPruner, check_choices
 from diffprune.registry import METHODS
 
 LAYERS = (8, 16, 24)  # of 32
@@ -19,7 +18,7 @@ LAYERS = (8, 16, 24)  # of 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PyramidDropOptions:
     """Args:
-    layers: Decoder layers (from 0) before which tokens are dropped. Left out: a quarter, half and three quarters of the
+    layers: Decoder layers (from 0) before which tokens are dropped. Default: a quarter, half and three quarters of the
         model's depth, which is 8, 16 and 24 of 32.
     ratios: Share of all visual tokens that each stage holds.
     budget: "exact" puts K in place of the last stage, and no stage holds fewer; "average" makes K the mean over all
@@ -50,7 +49,7 @@ class PyramidDropOptions:
 
 
 @METHODS.register("pyramiddrop")
-class PyramidDrop(LayerPruner):
+class PyramidDrop(ScoringLayerPruner):
     """The ranking uses the layer about to run: its norm, its query and its keys."""
 
     card = Card(
@@ -81,5 +80,5 @@ class PyramidDrop(LayerPruner):
         counts = [max(keep, count) for count in by_ratio] + [keep]
         return dict(zip(cuts, counts, strict=True))
 
-    def select_at(self, state: LayerState, k: Int[Tensor, " B"]) -> Int[Tensor, "B K"]:
-        return hard_topk(state.last_attention(state.layer), k, state.visual >= 0)
+    def score_at(self, state: LayerState) -> Float[Tensor, "B M"]:
+        return state.last_attention(state.layer)

@@ -32,7 +32,7 @@ QUERY_CHUNK = 64  # raters whose attention rows are held at a time
 class SparseVLMOptions:
     """Args:
     version: "1.5", or "plus" for SparseVLM+.
-    layers: Decoder layers (from 0) after which tokens are dropped. Left out: 2, 6 and 15 of 32, and the same depth of
+    layers: Decoder layers (from 0) after which tokens are dropped. Default: 2, 6 and 15 of 32, and the same depth of
         other models.
     budget: "exact" leaves K tokens after the last cut, merged ones counted, every cut the same share of what is there;
         "average" makes K the mean over all layers; "rank" keeps as many as the rank of the raters' attention says

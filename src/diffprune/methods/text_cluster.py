@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Card, Counts, Pruner
+from diffprune.methods.base import Card, Counts, Pruner, check_counts
 from diffprune.ops import cosine_matrix, hard_mask, hard_topk, unit_range
+from diffprune.ops.similarity import projected_and_text
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -28,9 +29,7 @@ class TextClusterOptions:
     neighbours: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_cluster", "neighbours"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no count; give 1 or more")
+        check_counts(self, "tokens_per_cluster", "neighbours")
 
 
 @METHODS.register("text_cluster")
@@ -47,7 +46,7 @@ class TextCluster(Pruner):
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
         mask, relevance = tokens.mask, text_relevance(tokens)
-        assert tokens.projected is not None  # text_relevance has looked
+        assert tokens.projected is not None  # text_relevance checks
         cosines = cosine_matrix(tokens.projected.float())
         distance = (1 - cosines).clamp(min=0) * (relevance.unsqueeze(2) + relevance.unsqueeze(1)) / 2
         num_clusters = (k + self.options.tokens_per_cluster - 1) // self.options.tokens_per_cluster
@@ -57,15 +56,8 @@ class TextCluster(Pruner):
 
 def text_relevance(tokens: VisualTokens) -> Float[Tensor, "B N"]:
     """Cosine with the nearest text token, from 0 to 1 within each image."""
-    if tokens.projected is None or tokens.text is None:
-        missing = "projected" if tokens.projected is None else "text"
-        raise ValueError(f"text_cluster goes by VisualTokens.{missing}, which is None; let the backbone give it")
-    if tokens.projected.shape[-1] != tokens.text.shape[-1]:
-        raise ValueError(
-            f"projected tokens have width {tokens.projected.shape[-1]} and text has {tokens.text.shape[-1]}: not one "
-            "space; give VisualTokens.text from the language model's embedding table"
-        )
-    cosines = cosine_matrix(tokens.projected.float(), tokens.text.float())  # [B, N, M]
+    projected, text = projected_and_text(tokens, "text_cluster")
+    cosines = cosine_matrix(projected.float(), text.float())  # [B, N, M]
     if tokens.text_mask is not None:
         cosines = cosines.masked_fill(~tokens.text_mask.unsqueeze(1), -1.0)  # a prompt without text ranks nothing
     return unit_range(cosines.amax(-1), tokens.mask)

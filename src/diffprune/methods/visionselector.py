@@ -28,7 +28,7 @@ class VisionSelectorOptions:
     """Args:
     scorer: "bilinear" (each token against the mean token) or "blocks", as in DiffPrune.
     response: Of Soft Top-K, "sigmoid" or "laplace".
-    gate: "scale" shrinks a token, "vp" drowns it in noise.
+    gate: "scale" shrinks a token, "vp" mixes noise into it.
     sharpening: "bce" holds the temperature at 1 and adds the hardness loss; "tau" follows the run's temperature and
         adds nothing.
     weight_start, weight_end: Of the hardness loss, rising linearly from one to the other (2 for Qwen, 3 for

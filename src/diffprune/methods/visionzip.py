@@ -23,7 +23,7 @@ class VisionZipOptions:
     """Args:
     contextual: How much of K is contextual tokens: an int is tokens, a float a share. The default is the release's
         20 of 128, 10 of 64, 5 of 32.
-    heads: Of the encoder, over which its keys are averaged (1: they are averaged already). Left out: those of the
+    heads: Of the encoder, over which its keys are averaged (1: they are averaged already). Default: those of the
         tower's block, where the keys are as wide.
     native: As released: [CLS] is counted in K, so that K - 1 tokens come from the picture, and contextual tokens come
         behind the dominant ones.

@@ -73,7 +73,7 @@ class BlockSpec:
     def from_config(cls, config: Any) -> "BlockSpec":
         """The block of a tower built like CLIP, SigLIP, ViT or InternVL, from a vision config or one that holds it.
 
-        The layer scale of InternVL is left out: it tames stacks of dozens of blocks, and a scorer has two.
+        There is no layer scale as in InternVL: it tames stacks of dozens of blocks, and a scorer has two.
         """
         config = getattr(config, "vision_config", config)
         missing = [name for name in _FIELDS.values() if not hasattr(config, name)]
@@ -92,7 +92,7 @@ class BlockSpec:
         )
 
     def resized(self, width: int) -> "BlockSpec":
-        """The same kind of block at another width: MLP ratio kept, head width the nearest one that divides `width`."""
+        """This kind of block at another width: MLP ratio kept, head width the nearest one that divides `width`."""
         step = 4 if self.rotary is not None else 1
         fitting = [size for size in range(step, width + 1, step) if width % size == 0]
         if not fitting:
@@ -166,8 +166,8 @@ class Attention(nn.Module):
         keys = None
         if mask is not None:
             keys = (mask | ~mask.any(-1, keepdim=True))[:, None, None]  # a row without any key would come out NaN
-        heard = F.scaled_dot_product_attention(query, key, value, attn_mask=keys)
-        return self.out(heard.transpose(1, 2).flatten(-2))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=keys)
+        return self.out(attended.transpose(1, 2).flatten(-2))
 
     def alone(self, x: Float[Tensor, "*B W"]) -> Float[Tensor, "*B W"]:
         """Attention under an identity mask: every softmax is over one key, so only the value path is left."""
@@ -191,7 +191,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm Transformer block, the same function as the tower's own block (its layer scale left out)."""
+    """One pre-norm Transformer block, the same function as the tower's own block, without its layer scale."""
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Block(nn.Module):
 
         Args:
             x: Patch features; finite also where `mask` is False.
-            mask: True where a patch is real and may be heard.
+            mask: True where a patch is real and may be attended to.
             angles: From `rotary_angles`, for towers with rotary positions.
         """
         x = x + self.attention(self.norm1(x), mask=mask, angles=angles)

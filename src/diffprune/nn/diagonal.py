@@ -12,14 +12,14 @@ from diffprune.nn.blocks import Block, BlockSpec, position_angles, zero_padding
 
 
 class ThrottleBlock(nn.Module, ABC):
-    """A Transformer block whose residual branches can be weighed token by token; a kind says what a token hears."""
+    """A Transformer block whose residual branches can be weighed token by token; a kind says what tokens attend to."""
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
         self.block = Block(spec).zero_outputs_()
 
     @abstractmethod
-    def hear(
+    def attend(
         self,
         patches: Float[Tensor, "B P W"],
         mask: Bool[Tensor, "B N"] | None,
@@ -40,18 +40,18 @@ class ThrottleBlock(nn.Module, ABC):
         Args:
             x: Weakened tokens, D = G * width.
             mask: True where a token is real.
-            coords: Place of each patch, needed where the tower has rotary positions and tokens hear each other.
+            coords: Place of each patch, needed where the tower has rotary positions and tokens attend to each other.
             branch_scale: Weight of both residual branches; 0 passes a token through as it is.
         """
         block = self.block
         patches, scale = _patches(x, block, mask, branch_scale)
-        patches = patches + scale * self.hear(block.norm1(patches), mask, coords)
+        patches = patches + scale * self.attend(block.norm1(patches), mask, coords)
         patches = patches + scale * block.mlp(block.norm2(patches))
         return patches.reshape(x.shape).to(x.dtype)
 
 
 class DiagonalBlock(ThrottleBlock):
-    """A Transformer block under an identity attention mask, so no token ever hears another (paper, Section 4.3).
+    """A Transformer block under an identity attention mask, so no token ever attends to another (paper, Section 4.3).
 
     The softmax over one key is 1, so the query-key product is skipped. The query and key weights stay, frozen: they
     belong to the block, and no gradient reaches them.
@@ -63,7 +63,7 @@ class DiagonalBlock(ThrottleBlock):
         for unused in (attention.query, attention.key, attention.query_norm, attention.key_norm):
             unused.requires_grad_(False)
 
-    def hear(
+    def attend(
         self,
         patches: Float[Tensor, "B P W"],
         mask: Bool[Tensor, "B N"] | None,
@@ -75,15 +75,15 @@ class DiagonalBlock(ThrottleBlock):
 class GlobalBlock(ThrottleBlock):
     """The ablation: the same block with full attention within an image, which lets a token recover what it lost."""
 
-    def hear(
+    def attend(
         self,
         patches: Float[Tensor, "B P W"],
         mask: Bool[Tensor, "B N"] | None,
         coords: Int[Tensor, "B N G 2"] | None,
     ) -> Float[Tensor, "B P W"]:
-        heard = None if mask is None else mask.repeat_interleave(patches.shape[1] // mask.shape[1], dim=1)
+        patch_mask = None if mask is None else mask.repeat_interleave(patches.shape[1] // mask.shape[1], dim=1)
         angles = position_angles(coords, self.block.spec)
-        return self.block.attention(patches, mask=heard, angles=angles)
+        return self.block.attention(patches, mask=patch_mask, angles=angles)
 
 
 def _patches(

@@ -60,13 +60,13 @@ class Scorer(nn.Module):
         return spread.view(real.shape)
 
     def _score_rows(self, x: Tensor, mask: Tensor | None, coords: Tensor | None) -> Tensor:
-        """Logits of rows in which every real token hears every other."""
+        """Logits of rows in which every real token attends to every other."""
         num_patches = x.shape[-1] // self.spec.width
         patches = x.to(self.head.weight.dtype).unflatten(-1, (num_patches, -1)).flatten(1, 2)  # [B, N * G, W]
-        heard = None if mask is None else mask.repeat_interleave(num_patches, dim=1)
+        patch_mask = None if mask is None else mask.repeat_interleave(num_patches, dim=1)
         angles = position_angles(coords, self.spec)
         for block in self.blocks:
-            patches = block(patches, mask=heard, angles=angles)
+            patches = block(patches, mask=patch_mask, angles=angles)
         logits = exact_linear(self.norm(patches), self.head).squeeze(-1)
         logits = logits.unflatten(1, (-1, num_patches)).mean(-1)  # a group's logit is the mean of its patches
         return logits if mask is None else torch.where(mask, logits, 0.0)

@@ -44,7 +44,7 @@ def vp_noise(
     mu: Float[Tensor, " D"] | None = None,
     sigma: Float[Tensor, " D"] | None = None,
 ) -> Float[Tensor, "B N D"]:
-    """sqrt(alpha) x + sqrt(1 - alpha) noise: the less weight, the more of a token drowns; its variance stays (Eq. 6).
+    """sqrt(alpha) x + sqrt(1 - alpha) noise: the less weight, the more noise; the variance stays (Eq. 6).
 
     Where alpha is exactly 1 the token comes out as it is, where it is exactly 0 only noise does.
 
@@ -83,7 +83,7 @@ def linear_gate(
 
 
 def scale_gate(x: Float[Tensor, "B N D"], weights: Float[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
-    """alpha x: shrinks a token instead of drowning it (the paper's ablation)."""
+    """alpha x: shrinks a token instead of adding noise (the paper's ablation)."""
     return weights.to(x.dtype).unsqueeze(-1) * x
 
 

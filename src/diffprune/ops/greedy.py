@@ -30,13 +30,13 @@ def cosine_matrix(
     *,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "B M N"]:
-    """Cosine of the angle between every token of `first` and every one of `second` (of `first`, where left out).
+    """Cosine of the angle between every token of `first` and every one of `second` (default: of `first`).
 
     A token of zeros has cosine 0 with all.
 
     Args:
         first, second: Tokens; they are brought to length one in the type they have.
-        dtype: Type of the products; that of the tokens where left out.
+        dtype: Type of the products; default: that of the tokens.
     """
     first = functional.normalize(first, dim=-1).to(dtype)
     second = first if second is None else functional.normalize(second, dim=-1).to(dtype)

@@ -1,4 +1,4 @@
-"""How alike tokens are, and walks through a list that skip what is too alike."""
+"""What similarity rules share: inputs checked, orders of indices, and walks that skip what is too similar."""
 
 from collections.abc import Callable
 
@@ -17,6 +17,20 @@ def cls_attention(tokens: VisualTokens, method: str) -> Float[Tensor, "B N"]:
     return attention if tokens.is_full else attention.masked_fill(~tokens.mask, 0.0)
 
 
+def projected_and_text(tokens: VisualTokens, method: str) -> tuple[Float[Tensor, "B N L"], Float[Tensor, "B M L"]]:
+    """Visual tokens and the prompt's text in one space; a `ValueError` where one is missing or the widths differ."""
+    projected, text = tokens.projected, tokens.text
+    if projected is None or text is None:
+        missing = "projected" if projected is None else "text"
+        raise ValueError(f"{method} compares VisualTokens.{missing}, which is None; let the backbone give it")
+    if projected.shape[-1] != text.shape[-1]:
+        raise ValueError(
+            f"projected tokens have width {projected.shape[-1]} and text has {text.shape[-1]}: not one space; "
+            "give VisualTokens.text from the language model's embedding table"
+        )
+    return projected, text
+
+
 def descending(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Int[Tensor, "B N"]:
     """Indices from the largest value to the smallest, of equal ones the lower index first, padding last."""
     if mask is not None:
@@ -30,8 +44,13 @@ def pack(index: Int[Tensor, "B M"], chosen: Bool[Tensor, "B M"], width: int) -> 
     return torch.where(chosen.gather(-1, order), index.gather(-1, order), -1)
 
 
+def raster_order(index: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
+    """Where each index stands in its row when they ascend, -1 at the end."""
+    return index.masked_fill(index < 0, torch.iinfo(index.dtype).max).sort(dim=-1).indices
+
+
 def raster(index: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
-    """The same indices ascending, -1 at the end."""
+    """Indices of kept tokens ascending, -1 at the end."""
     last = torch.iinfo(index.dtype).max
     ordered = (index & last).sort(dim=-1).values  # without its sign bit -1 is the last number there is
     return ordered.masked_fill(ordered == last, -1)
@@ -62,13 +81,15 @@ def walk(
     return settle(decide, mask)
 
 
-_UNSEEN_ROUNDS = 32  # where nobody may look; seeded walks of real size took 10 (PruneSID) and 14 (AgilePruner) at most
+_FIXED_ROUNDS = (
+    32  # without reading the device; seeded walks of real size took 10 (PruneSID) and 14 (AgilePruner) at most
+)
 
 
 def may_wait(device: torch.device) -> bool:
-    """Whether this thread may look at what a device has come to.
+    """Whether this thread may read values back from a device, and so wait for it.
 
-    It may not while a CUDA graph is captured, nor where torch was told to refuse it (`set_sync_debug_mode("error")`).
+    It may not while a CUDA graph is captured, nor where torch is set to refuse it (`set_sync_debug_mode("error")`).
     """
     if device.type != "cuda":
         return True
@@ -79,17 +100,17 @@ def settle(decide: Callable[[Tensor], Tensor], alive: Tensor, *, rounds: int = 4
     """The survivors when each strikes out some of those visited after it: what `decide` gives back unchanged.
 
     Instead of token by token, all are decided at once again and again: a round settles at least one more token of the
-    walk, and a round that changes nothing has found the walk's own answer. Where nobody may look whether one did, there
-    are as many rounds as any walk but a contrived one needs: a chain of tokens, each struck out by the one before it
-    alone, has one link settled in a round.
+    walk, and a round that changes nothing has found the walk's own answer. Where the device may not be read to see
+    whether one did, there are as many rounds as any walk but a contrived one needs: a chain of tokens,
+    each struck out by the one before it alone, has one link settled in a round.
 
     Args:
-        decide: Who survives if those it is given strike out others.
-        alive: Everyone.
-        rounds: Between two looks at the device.
+        decide: The survivors if those passed in strike out others.
+        alive: All tokens of the walk.
+        rounds: Between two reads of the device.
     """
     if not may_wait(alive.device):
-        for _ in range(_UNSEEN_ROUNDS):
+        for _ in range(_FIXED_ROUNDS):
             alive = decide(alive)
         return alive
     before = alive

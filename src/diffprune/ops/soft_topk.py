@@ -151,7 +151,7 @@ def _solve(
 ) -> tuple[Float64[Tensor, "B 1"], Float64[Tensor, "B 1"]]:
     """Each row's largest logit, and its threshold lam counted from there in units of tau; -inf keeps all, inf none."""
     keys = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
-    ordered = keys.sort(dim=-1).values.double()  # sorted in their own type, which is exact and quicker
+    ordered = keys.sort(dim=-1).values.double()  # sorted in their own type, which is exact and faster
     top = ordered[:, -1:].clone()  # a view would keep the whole row alive until the backward pass
     u = ordered.sub_(top).div_(tau)  # the shift comes first: dividing large logits would lose their differences
     lam = _laplace_threshold(u, k)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
 from diffprune.speed.flops import decoder_weights, encoder_flops, kv_bytes, prefill_flops
 from diffprune.speed.stages import EagerRequest, FastRequest, TimedRequest

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
 from diffprune.speed.measure import (
     DECODE_STEPS,

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.inside import loop
 from diffprune.inside.state import LayerState
 from diffprune.methods.base import Kept, LayerPruner

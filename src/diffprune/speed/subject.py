@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.loading import load_base
 from diffprune.methods.options import parse_method, split_methods
 from diffprune.model import PrunedVLM

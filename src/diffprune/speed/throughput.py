@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
 from diffprune.speed.profile import FastWeights, ProfileSettings, Report, cases, eager_first, first_line, release
 from diffprune.speed.stages import EagerRequest

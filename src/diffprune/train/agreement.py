@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.config import BudgetConfig, RunConfig
 from diffprune.model import PrunedVLM
 from diffprune.nn.scorer import standardise

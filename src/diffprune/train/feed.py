@@ -12,7 +12,7 @@ from typing import Any
 from jaxtyping import Bool
 from torch import Tensor
 
-from diffprune.backbones.base import Batch, Exchange
+from diffprune.backbones.prompts import Batch, Exchange
 from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens
 

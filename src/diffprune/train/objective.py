@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.config import DataConfig, RunConfig
 from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType, gather_object
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from diffprune.backbones.base import Batch
+from diffprune.backbones.prompts import Batch
 from diffprune.config import STARTS, RunConfig
 from diffprune.fitting import wrap_backbone
 from diffprune.methods.diffprune import DiffPrune

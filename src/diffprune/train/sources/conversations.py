@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diffprune.backbones.base import Exchange
+from diffprune.backbones.prompts import Exchange
 from diffprune.config import DataConfig
 from diffprune.train.feed import Broken, Sample
 from diffprune.train.sources.rows import read_picture
