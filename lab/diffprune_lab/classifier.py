@@ -174,19 +174,3 @@ class PrunedClassifier(nn.Module):
 
     def _budget(self, keep: int | float | None) -> Budget:
         return self.budget if keep is None else Budget(keep, self.method.rounding)
-
-
-def load_classifier(name: str, **kwargs: Any) -> tuple[nn.Module, Any]:
-    """A stock classifier and its image processor from a preset (`deit-tiny`), a folder or a hub id.
-
-    A checkpoint that leaves weights out would leave them random; here it is an error.
-    """
-    from transformers import AutoImageProcessor, AutoModelForImageClassification
-
-    from diffprune.loading import refuse_gaps
-
-    preset = DeiT.presets.get(name)
-    source = name if preset is None else preset.hub_id
-    model, info = AutoModelForImageClassification.from_pretrained(source, output_loading_info=True, **kwargs)
-    refuse_gaps(source, info)
-    return model, AutoImageProcessor.from_pretrained(source)

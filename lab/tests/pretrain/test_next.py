@@ -268,12 +268,11 @@ def trained(base_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("next")
     small = ["--batch", "2", "--workers", "0", "--device", "cpu", "--no-compile", "--steps", "2"]
     common = ["--base", str(base_folder)]
-    llava_next.main(["train", *common, *small, "--out", str(folder / "first")])
-    llava_next.main(
-        ["train", *common, *small, "--out", str(folder / "second"), "--init", str(folder / "first"), "--round", "1"]
-    )
+    language = ["--stage", "language", *common, *small]
+    llava_next.main([*language, "--out", str(folder / "first")])
+    llava_next.main([*language, "--out", str(folder / "second"), "--init", str(folder / "first"), "--round", "1"])
     last, earlier, out = (str(folder / name) for name in ("second", "first", "model"))
-    llava_next.main(["package", *common, "--init", last, "--logs", earlier, "--out", out])
+    llava_next.main(["--stage", "package", *common, "--init", last, "--logs", earlier, "--out", out])
     return folder
 
 
@@ -289,7 +288,7 @@ def test_a_run_saves_what_it_trains_and_not_the_tower(trained, model):
 
 def test_rounds_see_scenes_that_scenes_llava_did_not(trained):
     rounds = [int(package.read_log(trained / name)[0]["settings"]["round"]) for name in ("first", "second")]
-    assert rounds == [llava_next.FIRST_ROUND, llava_next.FIRST_ROUND + 1]
+    assert rounds == [llava_next.NEXT.first_round, llava_next.NEXT.first_round + 1]
 
 
 def test_the_packaged_model_loads_as_any_other_and_says_its_size(trained, base):
@@ -313,7 +312,7 @@ def test_the_card_holds_the_figures_of_the_log(trained):
     card = (trained / "model" / "README.md").read_text()
     full = [entry for entry in package.read_log(trained / "second") if entry.get("check") == "full"][-1]
     assert full["kept"] == TOKENS and f"| full | {TOKENS} | {100 * full['mean']:.1f} |" in card
-    assert f"| language | {llava_next.FIRST_ROUND + 1} | 0 | 4 | 2 |" in card
+    assert f"| language | {llava_next.NEXT.first_round + 1} | 0 | 4 | 2 |" in card
 
 
 def test_weights_of_another_model_and_an_empty_folder_are_refused(tokenizer, base_folder, tmp_path):
@@ -337,4 +336,4 @@ def test_a_run_that_was_saved_in_several_files_is_read_whole(tokenizer, base_fol
 def test_packaging_needs_the_log_of_the_run(tokenizer, base_folder, model, tmp_path):
     package.write_state(llava_next.trained_part(model), tmp_path)
     with pytest.raises(ValueError, match="no log"):
-        llava_next.package(tmp_path, [], tmp_path / "out", base_folder)
+        llava_next.package(llava_next.NAME, tmp_path, [], tmp_path / "out", base_folder)
