@@ -43,7 +43,7 @@ class PrunedClassifier(nn.Module):
 
     Args:
         model: The loaded classifier. It is frozen and stays untouched.
-        image_processor: Its image processor; may be left out where only pixel tensors are used.
+        image_processor: Its image processor; default: none, for pixel tensors alone.
         method: A method's name (`dp.methods()`) or a built `Pruner`.
         keep: The budget: an int is tokens per image, a float a share. Every call may give its own.
         cut: How many blocks run before tokens are dropped; 0 drops right after the embedding.
