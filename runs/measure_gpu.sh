@@ -7,7 +7,7 @@
 #   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
-# Parts: ttft batch qwen next throughput same selection training backbones tests. Each has its own time and writes as it
+# Parts: ttft batch qwen next throughput selection training backbones tests. Each has its own time and writes as it
 # goes; what fails does not stop the rest. OUT gets the files for results/, and tests_*.txt.
 set -uo pipefail
 
@@ -58,11 +58,6 @@ run_part() {
         # shellcheck disable=SC2086
         profile 110 $llava --throughput --methods full,diffprune --paths fast --text 40 --batch 1,8,32,64 --out "$out/throughput.json"
         ;;
-    # The greedy tokens of both paths on 50 prompts of the scenes model; their logits at real size.
-    same)
-        timeout 170 "$python" -m diffprune_lab.studies.fast_same --device "${DEVICE:-cuda}" --models scenes,llava --limit "${SAME_SECONDS:-130}" \
-            --results "$out/fast_same.json" --commit "$commit" | grep -aE "scenes|agreement|exactness|FAILED" | cut -c1-200
-        ;;
     selection)
         timeout $((${SELECTION_SECONDS:-70} + 25)) "$python" -m diffprune_lab.studies.selection --device cuda --seconds "${SELECTION_SECONDS:-70}" \
             --commit "$commit" --out "$out/selection_time.json" | tail -n 1
@@ -86,7 +81,7 @@ run_part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- ttft batch training selection qwen next throughput same tests backbones
+[ $# -gt 0 ] || set -- ttft batch training selection qwen next throughput tests backbones
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"

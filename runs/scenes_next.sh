@@ -53,7 +53,7 @@ tune() {
     for more in "" --no-compile; do
         [ $((end - SECONDS)) -ge 40 ] || break
         # shellcheck disable=SC2086  # options are words
-        "$python" -m diffprune_lab.pretrain.next train --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" \
+        "$python" -m diffprune_lab.pretrain.next --stage language --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" \
             "${start[@]}" --out "$out" --round "$round" "${base[@]}" "${tuning[@]}" ${OPTIONS:-} $more && return 0
     done
     ls "$out"/model*.safetensors >/dev/null 2>&1 # as far as it came
@@ -125,7 +125,7 @@ study() {
     [ -d "$work/train" ] || [ ! -f "$out/next_scorers.tgz" ] || tar -xzf "$out/next_scorers.tgz" -C "$work"
     [ -d "$work/eval" ] || [ ! -f "$out/next_answers.tgz" ] || tar -xzf "$out/next_answers.tgz" -C "$work"
     mkdir -p "$work"/{train,eval}
-    "$python" -m diffprune_lab.pretrain.next package --init "$weights" --out "$work/model" "${base[@]}" \
+    "$python" -m diffprune_lab.pretrain.next --stage package --init "$weights" --out "$work/model" "${base[@]}" \
         >"$work/logs/package.log" 2>&1 || { tail -n 1 "$work/logs/package.log" >&2; exit 1; }
     share_gpu
     for stage in ${STAGES:-train eval join pack}; do

@@ -43,7 +43,7 @@ class PrunedClassifier(nn.Module):
 
     Args:
         model: The loaded classifier. It is frozen and stays untouched.
-        image_processor: Its image processor; may be left out where only pixel tensors are used.
+        image_processor: Its image processor; default: none, for pixel tensors alone.
         method: A method's name (`dp.methods()`) or a built `Pruner`.
         keep: The budget: an int is tokens per image, a float a share. Every call may give its own.
         cut: How many blocks run before tokens are dropped; 0 drops right after the embedding.
@@ -174,19 +174,3 @@ class PrunedClassifier(nn.Module):
 
     def _budget(self, keep: int | float | None) -> Budget:
         return self.budget if keep is None else Budget(keep, self.method.rounding)
-
-
-def load_classifier(name: str, **kwargs: Any) -> tuple[nn.Module, Any]:
-    """A stock classifier and its image processor from a preset (`deit-tiny`), a folder or a hub id.
-
-    A checkpoint that leaves weights out would leave them random; here it is an error.
-    """
-    from transformers import AutoImageProcessor, AutoModelForImageClassification
-
-    from diffprune.loading import refuse_gaps
-
-    preset = DeiT.presets.get(name)
-    source = name if preset is None else preset.hub_id
-    model, info = AutoModelForImageClassification.from_pretrained(source, output_loading_info=True, **kwargs)
-    refuse_gaps(source, info)
-    return model, AutoImageProcessor.from_pretrained(source)

@@ -36,7 +36,7 @@ def test_keeping_everything_is_the_untouched_model(kind: str, cut: int) -> None:
     batch = pruned.prepare(pictures())
     with torch.no_grad():
         stock = pruned.base(batch.pixel_values).logits
-    assert stock.std() > 1e-2, "the tiny model tells pictures apart"
+    assert stock.std() > 1e-2, "the tiny model separates pictures"
     assert (pruned.logits(batch) - stock).abs().max() < 1e-6 * max(1.0, float(stock.abs().max()))
     assert torch.equal(pruned.classify(pictures()), stock.argmax(-1))
 

@@ -37,7 +37,7 @@ def build(kind: str = "deit") -> tuple[Any, Any]:
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "position" in name or "token" in name:  # start at zero, so no place could be told from another
+            if "position" in name or "token" in name:  # start at zero, so all places would be alike
                 parameter.normal_(std=0.5)
             elif parameter.ndim >= 2:
                 parameter.mul_(4.0)

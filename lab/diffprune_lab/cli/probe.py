@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,10 +97,10 @@ def command(
     from diffprune_lab.probes.settings import SIZES
 
     begun = time.monotonic()
-    if name == "qualitative":
-        return _qualitative(weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json)
-    if name == "temperature":
-        return _temperature(weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json)
+    if name in ("qualitative", "temperature"):
+        return _model_probe(
+            name, weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json
+        )
     if name == "scaling":
         return _scaling(
             backbone,
@@ -121,9 +121,7 @@ def command(
     names = list(ON_BACKBONES) if name == "all" else [probe_module(name).NAME]
     if backbone not in WIDTHS:
         raise ValueError(f"backbone {backbone!r} is none of the probes'; choose from {', '.join(WIDTHS)}")
-    if size not in SIZES:
-        raise ValueError(f"size {size!r} is not known; choose from {', '.join(SIZES)}")
-    settings = SIZES[size]
+    settings = choose_size(size, SIZES)
     drawn = tuple(parse_seeds(seeds or SEEDS))
     require_seeds(drawn)
     drawn = drawn[:1] if size == "tiny" else drawn
@@ -175,59 +173,43 @@ def require_seeds(seeds: Sequence[int]) -> None:
         raise ValueError("no seed was named; give at least one seed, for example --seeds 42")
 
 
-def _show(rows: list, file: Path, picture: Path, as_json: bool) -> None:
+def choose_size(size: str, sizes: Mapping[str, Any]) -> Any:
+    """The settings of a probe at this size."""
+    if size not in sizes:
+        raise ValueError(f"size {size!r} is not known; choose from {', '.join(sizes)}")
+    return sizes[size]
+
+
+def _model_probe(
+    name: str,
+    weights: str | None,
+    out: Path,
+    figures: Path,
+    *,
+    size: str,
+    device: str,
+    commit: str | None,
+    as_json: bool,
+) -> None:
+    """`diffprune probe qualitative` and `temperature`: they look at saved pruners, and train nothing."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from diffprune.results import write_results
+    from diffprune_lab.probes import qualitative, temperature
+
+    probe = {"qualitative": qualitative, "temperature": temperature}[name]
+    settings = choose_size(size, probe.SIZES)
+    require_writable(out)
+    require_writable(figures)
+    disable_progress_bar()
+    picture, file = figures / f"{name}.png", out / f"{name}.json"
+    rows, notes = probe.run(weights, settings, choose_device(device), picture)
+    write_results(file, name=name, rows=rows, commit=commit, notes=notes)
     if as_json:
         print_json(rows)
     else:
         print_table(rows, list(rows[0]))
         print(f"{len(rows)} rows in {file}, drawn in {picture}")
-
-
-def _qualitative(
-    pruner: str | None, out: Path, figures: Path, *, size: str, device: str, commit: str | None, as_json: bool
-) -> None:
-    """`diffprune probe qualitative`: it ranks the tokens of scenes by a saved pruner, and trains nothing."""
-    from diffprune.results import write_results
-    from diffprune_lab.probes import qualitative
-
-    if size not in qualitative.PICTURES:
-        raise ValueError(f"size {size!r} is not known; choose from {', '.join(qualitative.PICTURES)}")
-    require_writable(out)
-    require_writable(figures)
-    picture, file = figures / f"{qualitative.NAME}.png", out / f"{qualitative.NAME}.json"
-    count = qualitative.PICTURES[size]
-    rows = qualitative.measure(pruner or qualitative.PRUNER, "64", count, choose_device(device), picture)
-    write_results(file, name=qualitative.NAME, rows=rows, commit=commit, notes=qualitative.NOTE)
-    _show(rows, file, picture, as_json)
-
-
-def _temperature(
-    runs: str | None, out: Path, figures: Path, *, size: str, device: str, commit: str | None, as_json: bool
-) -> None:
-    """`diffprune probe temperature`: which ranking the throttled loss of a training run asks for."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from diffprune.results import write_results
-    from diffprune_lab.probes import temperature
-
-    if size not in temperature.SIZES:
-        raise ValueError(f"size {size!r} is not known; choose from {', '.join(temperature.SIZES)}")
-    folders = [Path(name) for name in (runs or "").split(",") if name]
-    if not folders:
-        raise ValueError("no run was named; give the folders of runs of `diffprune train` on scenes with --weights")
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        raise ValueError(f"the runs {runs} have a name in common, by which results tell them apart; rename one")
-    require_writable(out)
-    require_writable(figures)
-    disable_progress_bar()
-    settings, on = temperature.SIZES[size], choose_device(device)
-    rows = [row for folder in folders for row in temperature.measure(folder, on, settings)]
-    picture, file = figures / f"{temperature.NAME}.png", out / f"{temperature.NAME}.json"
-    notes = f"{temperature.NOTE}; {settings.captions} captions"
-    write_results(file, name=temperature.NAME, rows=rows, commit=commit, notes=notes)
-    temperature.draw(rows, picture)
-    _show(rows, file, picture, as_json)
 
 
 def _scaling(
@@ -256,9 +238,7 @@ def _scaling(
     from diffprune.methods.options import split_methods
     from diffprune_lab.probes import scaling, scaling_figure
 
-    if size not in scaling.SIZES:
-        raise ValueError(f"size {size!r} is not known; choose from {', '.join(scaling.SIZES)}")
-    tiny = size == "tiny"
+    settings, tiny = choose_size(size, scaling.SIZES), size == "tiny"
     names = [name for name in (backbone or "").split(",") if name] or scaling.BACKBONES[: 1 if tiny else None]
     for name in names:
         if name not in scaling.BACKBONES:
@@ -266,7 +246,6 @@ def _scaling(
     chosen = scaling.check_methods(split_methods(methods) if methods else scaling.METHODS[size])
     drawn = parse_seeds(seeds) if seeds else list(scaling.SEEDS)
     drawn = drawn[:1] if tiny and not seeds else drawn
-    settings = scaling.SIZES[size]
     require_seeds(drawn)
     require_writable(out)
     folder = work or out / scaling.NAME

@@ -94,7 +94,7 @@ def make_examples(vlm: PrunedVLM, encoded: EncodedQuestions, answers: Sequence[A
 
 
 def ask_larger(vlm: PrunedVLM, examples: Sequence[Example], budgets: Sequence[int]) -> list[Example]:
-    """The same pictures and questions put to another model with its own pruner, at its own budgets."""
+    """What another model with its own pruner answers to the questions of the examples, at its own budgets."""
     pictures = [example.picture for example in examples]
     questions = [example.question.prompt for example in examples]
     full = PrunedVLM(vlm.base, vlm.processor).generate(pictures, questions, max_new_tokens=8, do_sample=False)

@@ -85,7 +85,7 @@ def _path(points: Sequence[Point], x: Callable[[Number], float], y: Callable[[Nu
 
 
 def _spread(places: Sequence[Number]) -> list[float]:
-    """The same places moved apart as little as needed, so that names do not lie on one another."""
+    """Heights of names, moved apart as little as needed, so that none lies on another."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     out = list(places)
     for above, below in pairwise(order):

@@ -144,7 +144,7 @@ def _answer_seconds(answers: Sequence[Answers], num_visual: int) -> dict[int, fl
 
 
 def _larger_examples(examples: Sequence[Example]) -> list[Example]:
-    """The same questions put to the larger model with its own pruner; none where it is not installed."""
+    """What the larger model with its own pruner answers to these questions; none where it is not installed."""
     folder = ASSETS / f"{LARGER}-diffprune"
     if not folder.is_dir():
         return []

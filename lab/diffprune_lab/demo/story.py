@@ -1,4 +1,4 @@
-"""What the demo is asked to do, and everything its page tells."""
+"""What the demo is asked to do, and everything on its page."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ QUICK = Settings(seconds=20.0, questions=3, steps=4, batch_size=4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """Everything the page tells."""
+    """Everything on the page."""
 
     settings: Settings
     num_parameters: int

@@ -44,7 +44,7 @@ class LanguageBatch:
     Args:
         encode: Text to token ids.
         end: The id of `</s>`.
-        count: Turns told of each picture, as far as they fit.
+        count: Turns about each picture, as far as they fit.
         weights: Weights of kinds of turn that differ from the default.
         seed: Another seed asks other questions.
     """
@@ -57,26 +57,26 @@ class LanguageBatch:
 
     def __call__(self, scenes: list[Scene]) -> Batch:
         """Turns of the mix of tasks about each scene."""
-        told = [
+        about = [
             training_turns_by_kind(
                 scene, Rng(self.seed, "pretrain", scene.index), self.count, self.weights, exercises=True
             )
             for scene in scenes
         ]
-        return self._arrays(scenes, told)
+        return self._arrays(scenes, about)
 
     def each_task(self, scenes: list[Scene]) -> Batch:
         """One turn of each task that fits the scene, for checks."""
-        told = []
+        about = []
         for scene in scenes:
             rng = Rng(self.seed, "check", scene.index)
             kinds = rng.shuffle(list(KINDS_OF_TURN))
             asked = [training_turns_by_kind(scene, rng, 1, {kind: 1})[0] for kind in kinds]
-            told.append([turn for kind, turn in zip(kinds, asked, strict=True) if turn[0] == kind])
-        return self._arrays(scenes, told)
+            about.append([turn for kind, turn in zip(kinds, asked, strict=True) if turn[0] == kind])
+        return self._arrays(scenes, about)
 
-    def _arrays(self, scenes: list[Scene], told: list[list[tuple[str, str, str]]]) -> Batch:
-        listed = [[turns.Turn(*turn) for turn in about] for about in told]
+    def _arrays(self, scenes: list[Scene], about: list[list[tuple[str, str, str]]]) -> Batch:
+        listed = [[turns.Turn(*turn) for turn in turns_of_one] for turns_of_one in about]
         packed = turns.pack_turns(listed, self.encode, KINDS_OF_TURN, tokens=SLOTS, end=self.end)
         return picture_arrays(scenes) | {name: torch.from_numpy(array) for name, array in packed._asdict().items()}
 
@@ -180,7 +180,7 @@ class Feeder:
         try:
             while not self._stopped.is_set():
                 self._put(self._draw(next(self._batches)))
-        except Exception as error:  # told to whoever waits for the batch
+        except Exception as error:  # raised for whoever waits for the batch
             self._put(error)
 
     def _put(self, ready: object) -> None:

@@ -1,8 +1,8 @@
 """scenes-llava-next: LLaVA-NeXT in miniature, on the tower of scenes-llava.
 
-    python -m diffprune_lab.pretrain.next train --minutes 6 --out out/next
-    python -m diffprune_lab.pretrain.next train --minutes 6 --init out/next --round 1 --out out/next-1
-    python -m diffprune_lab.pretrain.next package --init out/next-1 --logs out/next --out out/scenes-llava-next
+    python -m diffprune_lab.pretrain.next --stage language --out out/next
+    python -m diffprune_lab.pretrain.next --stage language --init out/next --round 1 --out out/next-1
+    python -m diffprune_lab.pretrain.next --stage package --init out/next-1 --logs out/next --out out/scenes-llava-next
 
 A scene is shown twice as large, 384 x 384 px, and cut into an overview of 192 px and 2 x 2 tiles of 192 px: 5 x 576 =
 2,880 visual tokens, and a newline behind each of the 48 rows of the tiles. Tower and tokenizer are scenes-llava's own,
@@ -13,7 +13,6 @@ A run saves what it trains (projector, newline, decoder) and not the tower. `pac
 hub's layout, for `diffprune train` and `diffprune eval`; its `scenes.json` says how large the pictures are.
 """
 
-import argparse
 import json
 from functools import partial
 from pathlib import Path
@@ -31,11 +30,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from diffprune_lab.pretrain import passes, prefixes, turns
+from diffprune_lab.pretrain import passes, prefixes, trainer, turns
 from diffprune_lab.pretrain.feed import Batch
 from diffprune_lab.pretrain.llava import LanguageRun
 from diffprune_lab.pretrain.package import is_tower, read_log, read_state, training_report, write_state
-from diffprune_lab.pretrain.trainer import Settings, set_up_device
+from diffprune_lab.pretrain.trainer import Family, Settings
 from diffprune_lab.scenes import reference
 from diffprune_lab.scenes.sizes import SIZES_FILE, resize
 from diffprune_lab.scenes.world import PICTURE
@@ -44,7 +43,6 @@ NAME, BASE = "scenes-llava-next", "scenes-llava"
 TILES = 2  # along each side of the picture
 LARGE = TILES * PICTURE
 POSITIONS = 4096  # 2,928 placeholders and the text behind them
-FIRST_ROUND = 50  # the rounds before it are those of scenes-llava: no scene is seen again
 
 # How a prefix is divided between the overview and the tiles, drawn beside the rule: how often, how far the priorities
 # of whole tiles are moved apart (those of a rule lie within about 2), and whether the tiles are moved as one.
@@ -258,18 +256,20 @@ class NextRun(LanguageRun):
     """The projector, the newline and the language model learn to answer from overview and tiles.
 
     Args:
-        settings: Of the run; `init` is a folder that an earlier run of this kind wrote.
-        base: Folder of the packaged scenes-llava, if not the one that comes with the package.
+        settings: Of the run; `init` is a folder that an earlier run of this kind wrote, `base` the folder of the
+            packaged scenes-llava, if not the one that comes with the package.
     """
 
-    def __init__(self, settings: Settings, base: Path | None = None) -> None:
-        self.base = base
+    def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.patch, self.side = geometry(self.model)
         self.places, self.tiles = token_places(self.side, self.device), token_tiles(self.side, self.device)
 
+    def read_spec(self) -> Any:
+        return reference.reference_spec(BASE)
+
     def build(self, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
-        return load_next(tokenizer, self.settings.init, self.base)
+        return load_next(tokenizer, self.settings.init, self.settings.base)
 
     def count_tokens(self) -> int:
         return count_tokens(self.model)
@@ -326,10 +326,11 @@ def load_next(
     return model
 
 
-def package(weights: Path, earlier: list[Path], out: Path, base: Path | None = None) -> None:
+def package(name: str, weights: Path, earlier: list[Path], out: Path, base: Path | None = None) -> None:
     """Writes tower and trained weights in the hub's layout, with the processor, a card and the size of the pictures.
 
     Args:
+        name: Of the model.
         weights: Folder of the last run.
         earlier: Folders of the runs before it, for the card.
         out: Where the files go.
@@ -337,17 +338,17 @@ def package(weights: Path, earlier: list[Path], out: Path, base: Path | None = N
     """
     tokenizer = reference.build_tokenizer()
     model = load_next(tokenizer, weights, base)
-    card = model_card(model, [read_log(folder) for folder in (weights, *earlier)])
+    card = model_card(name, model, [read_log(folder) for folder in (weights, *earlier)])
     model.save_pretrained(out)
     build_processor(tokenizer, patch=geometry(model)[0]).save_pretrained(out)
     (out / SIZES_FILE).write_text(json.dumps({"sizes": str(LARGE)}) + "\n", encoding="utf-8")
     (out / "README.md").write_text(card, encoding="utf-8")
 
 
-def model_card(model: LlavaNextForConditionalGeneration, runs: list[list[dict]]) -> str:
+def model_card(name: str, model: LlavaNextForConditionalGeneration, runs: list[list[dict]]) -> str:
     """The card of the model; every figure is read from the logs of its runs, the last one first."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return f"""# {NAME}
+    return f"""# {name}
 
 A LLaVA-NeXT in miniature on the tower of {BASE}: {parameters:,} parameters, {count_tokens(model):,} visual tokens of a
 {LARGE} px picture (an overview and {TILES} x {TILES} tiles). It knows the procedural scenes of diffprune and nothing
@@ -355,41 +356,23 @@ else.
 
 Prompt: `USER: <image>\\n{{question}} ASSISTANT:`
 
-{training_report("diffprune_lab.pretrain.next train", runs)}"""
+{training_report("diffprune_lab.pretrain.next", runs)}"""
+
+
+NEXT = Family(
+    names=(NAME,),
+    stages={"language": NextRun},
+    package=package,
+    description=__doc__ or "",
+    defaults={"minutes": 6.0, "batch": 64, "workers": 4, "lr": 2e-4, "full": 0.2},
+    starts_from=BASE,
+    first_round=50,  # the rounds before it are those of scenes-llava: no scene is seen again
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    train, pack = (commands.add_parser(name) for name in ("train", "package"))
-    for command in (train, pack):
-        command.add_argument("--out", type=Path, required=True, help="where the files go")
-        command.add_argument("--base", type=Path, help=f"folder of {BASE}, if not the one that comes with the package")
-    train.add_argument("--init", type=Path, help=f"folder of an earlier run; {BASE} where left out")
-    pack.add_argument("--init", type=Path, required=True, help="folder of the last run")
-    pack.add_argument("--logs", type=Path, nargs="*", default=[], help="folders of the runs before, for the card")
-    add = train.add_argument
-    add("--minutes", type=float, default=6.0, help="time for all, start-up and compiling included")
-    add("--steps", type=int, default=0, help="number of steps; takes the place of --minutes")
-    add("--round", type=int, default=0, help="which range of training scenes: one more for each continuation")
-    add("--seed", type=int, default=0)
-    add("--batch", type=int, default=64, help="pictures in a step")
-    add("--turns", type=int, default=12, help="turns told of each picture, as far as they fit")
-    add("--workers", type=int, default=4, help="processes that make scenes and text")
-    add("--device", default="cuda")
-    add("--lr", type=float, default=2e-4, help="peak learning rate of AdamW; Muon's is a multiple of it")
-    add("--full", type=float, default=0.2, help="share of steps with the whole prefix")
-    add("--weights", default="", help="weights of turns that differ from the default, as gqa=20,mme=4")
-    add("--no-compile", dest="compile", action="store_false")
-    given = vars(parser.parse_args(arguments))
-    base = given.pop("base")
-    if given.pop("command") == "package":
-        package(given["init"], given["logs"], given["out"], base)
-        return
-    set_up_device()
-    given["round"] += FIRST_ROUND
-    NextRun(Settings(model=BASE, stage="language", **given), base).run()
+    trainer.main(NEXT, arguments)
 
 
 if __name__ == "__main__":

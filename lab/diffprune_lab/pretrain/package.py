@@ -118,7 +118,7 @@ Prompt: `USER: <image>\\n{{question}} ASSISTANT:`
 
 
 def training_report(module: str, runs: list[list[dict]]) -> str:
-    """The part of a card that tells how a model was trained and what it then knew, from the logs of its runs."""
+    """The part of a card on how a model was trained and what it then knew, from the logs of its runs."""
     stages = [
         (settings["stage"], settings["round"], settings["seed"], _last(run, "pictures"), _last(run, "step"))
         for run in runs

@@ -122,7 +122,7 @@ def answer_loss(
         batch: The packed turns.
         start_ids: Token ids in front of the picture.
         place: Puts the kept tokens, in the language model's space, among what else stands for the picture.
-        placeholders: Positions the whole picture takes; as many as it has tokens where left out.
+        placeholders: Positions the whole picture takes; default: as many as it has tokens.
         parts: The parts of a decoder layer, as they are or compiled.
     """
     language, start = model.model.language_model, len(start_ids)

@@ -22,7 +22,7 @@ RULES = {
     "objects": 24,  # things and signs first, background of any make-up where tokens are left
     "balanced": 14,  # as many tokens of each item
     "cores": 8,  # the same few tokens around the middle of each item
-    "one_missing": 4,  # objects, but one item is left out; rare, for what is not shown is seldom there
+    "one_missing": 4,  # objects, but for one item; rare, for what is not shown is seldom there
     "one_only": 2,  # one item first
     "background": 5,
     "block": 8,  # a rectangle

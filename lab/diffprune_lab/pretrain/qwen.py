@@ -192,7 +192,7 @@ class QwenLanguageRun(QwenRun, LanguageRun):
             draw_batch(picture_arrays(scenes[at : at + ALIGNED_BATCH]), self.device)["pixels"]
             for at in range(0, count, ALIGNED_BATCH)
         )
-        self.log.write(told_of_its_tokens=start.align_merger_(self.tower, base, pictures))
+        self.log.write(variance_explained=start.align_merger_(self.tower, base, pictures))
         self.check()
 
     def count_tokens(self) -> int:

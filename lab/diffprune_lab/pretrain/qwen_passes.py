@@ -86,9 +86,9 @@ def project_heads(
     return rotate(query, cos, sin).to(value.dtype), rotate(key, cos, sin).to(value.dtype), value
 
 
-def mix_heads(block: Any, states: Float[Tensor, "B P W"], heard: Float[Tensor, "B P W"]) -> Float[Tensor, "B P W"]:
+def mix_heads(block: Any, states: Float[Tensor, "B P W"], attended: Float[Tensor, "B P W"]) -> Float[Tensor, "B P W"]:
     """The rest of a stock vision block after its attention."""
-    states = states + block.attn.proj(heard)
+    states = states + block.attn.proj(attended)
     return states + block.mlp(block.norm2(states))
 
 
@@ -121,7 +121,7 @@ def attend_windows(
     grid: tuple[int, int],
     side: int,
 ) -> Float[Tensor, "B P HE"]:
-    """What each patch hears within its window of `side` x `side` groups."""
+    """Attention of each patch within its window of `side` x `side` groups."""
     batch, heads, patches, width = query.shape
     rows, columns = grid
     group = patches // (rows * columns)
@@ -130,10 +130,10 @@ def attend_windows(
     strips: dict[int, list[Tensor]] = {}
     for some_rows, some_columns, tall, wide in window_slices(rows, columns, side):
         q, k, v = (_into_windows(x[:, some_rows, some_columns], tall, wide) for x in parts)  # [S, H, M, E]
-        heard = functional.scaled_dot_product_attention(q, k, v)
+        attended = functional.scaled_dot_product_attention(q, k, v)
         down, across = (some_rows.stop - some_rows.start) // tall, (some_columns.stop - some_columns.start) // wide
-        heard = heard.view(batch, down, across, heads, tall, wide, group, width).permute(0, 1, 4, 2, 5, 6, 3, 7)
-        strips.setdefault(some_rows.start, []).append(heard.reshape(batch, down * tall, across * wide, group, -1))
+        attended = attended.view(batch, down, across, heads, tall, wide, group, width).permute(0, 1, 4, 2, 5, 6, 3, 7)
+        strips.setdefault(some_rows.start, []).append(attended.reshape(batch, down * tall, across * wide, group, -1))
     # The last step makes a tensor of its own: what is compiled would be compiled anew for a view of another one.
     return torch.cat([torch.cat(strip, dim=2).flatten(1, 3) for strip in strips.values()], dim=1)
 
@@ -147,7 +147,7 @@ def _into_windows(x: Float[Tensor, "B R C G H E"], tall: int, wide: int) -> Floa
 def attend_all(
     query: Float[Tensor, "B H P E"], key: Float[Tensor, "B H P E"], value: Float[Tensor, "B H P E"]
 ) -> Float[Tensor, "B P HE"]:
-    """What each patch hears of its whole picture."""
+    """Attention of each patch over its whole picture."""
     return functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
@@ -174,10 +174,10 @@ def tower_features(
     for number, block in enumerate(tower.blocks):
         query, key, value = parts.project(block, states, cos, sin)
         if number in tower.fullatt_block_indexes:
-            heard = attend_all(query, key, value)
+            attended = attend_all(query, key, value)
         else:
-            heard = attend_windows(query, key, value, grid, side)
-        states = parts.mix(block, states, heard)
+            attended = attend_windows(query, key, value, grid, side)
+        states = parts.mix(block, states, attended)
     return states.unflatten(1, (-1, merge * merge)).flatten(2)
 
 

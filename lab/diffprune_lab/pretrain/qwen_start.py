@@ -125,7 +125,7 @@ def align_merger_(tower: Any, base: Any, pictures: Iterable[UInt8[Tensor, "B 3 H
         pictures: Of the size that `base` takes, on the device of both.
 
     Returns:
-        The share of the variance of these tokens that the tower tells.
+        The share of the variance of these tokens that the tower explains.
     """
     gram, moment, total = (torch.zeros((), dtype=torch.float64) for _ in range(3))
     for pixels in pictures:

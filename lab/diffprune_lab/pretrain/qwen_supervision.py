@@ -1,4 +1,4 @@
-"""What the tower of the scenes-qwen models is taught: as `scenes/supervision.py`, in terms that fit any picture size.
+"""Targets for the tower of the scenes-qwen models: as in `supervision.py`, in terms that fit any picture size.
 
 The tower has no absolute positions, so a token does not name the place of its item in the picture. It names how far
 away the item's center is and how large the item is, in pixels; where the token itself stands, the language model knows
@@ -16,7 +16,7 @@ from diffprune_lab.pretrain.turns import IGNORE
 from diffprune_lab.scenes.sizes import SIDES
 from diffprune_lab.scenes.world import PICTURE, Scene
 
-STEP = 4  # pixels; distances and sizes are told in steps of it
+STEP = 4  # pixels; distances and sizes are rounded to it
 REACH = 12  # steps to the center of an item at most, either way
 LONGEST = 20  # steps of an item's side at most
 
@@ -76,7 +76,7 @@ def token_targets(
     away = ((own[:, :, :2] + own[:, :, 2:]) / 2 - center) / STEP
     away = away.round().long().clamp(-REACH, REACH) + REACH
     size = ((own[:, :, 2:] - own[:, :, :2]) / STEP).long().clamp(0, LONGEST - 1)
-    # Of a ruined picture nothing but the quality can be told, and its items' other fields say so.
+    # A ruined picture shows nothing but its quality, and its items' other fields say so.
     known = shared[:, :, _SHARED.index("kind")] > 0
     placed = torch.cat((away, size), dim=-1).masked_fill(~known[:, :, None], IGNORE)
     sides = torch.tensor([SIDES.index(columns * unit), SIDES.index(rows * unit)], device=boxes.device)

@@ -1,11 +1,11 @@
-"""What the vision tower is taught before it meets a language model: each token names the item it looks at.
+"""Targets of the vision tower before it meets a language model: each token names the item it looks at.
 
 A token on a thing names the thing's attributes, a token on a sign the whole of its text, so that one kept token of an
-item is enough to answer a question about it. A token on the background names nothing, and no token may tell what stands
+item is enough to answer a question about it. A token on the background names nothing, and no token may hold what stands
 elsewhere (`leak`): left alone, a tower spreads the whole picture over all its tokens, and then it does not matter which
 of them are kept. What is dropped must really be gone.
 [CLS] names what is in the picture, which gives its attention a meaning: all of it, the background and the clutter that
-no text mentions included, as a summary trained without knowing what will be asked. (Taught the items alone, its
+no text mentions included, as a summary trained without knowing what will be asked. (Trained on the items alone, its
 attention is all but an oracle of what the texts are about, which no real tower is.) The heads are thrown away.
 """
 
@@ -25,7 +25,7 @@ from diffprune_lab.scenes import atlas, grounds
 from diffprune_lab.scenes.world import CELL, COLORS, PATTERNS, QUALITIES, SHAPES, SIZES, TAGS, Scene
 
 CHARACTERS = " ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"  # a blank: the text is shorter
-PLACE_STEP = 8  # pixels; places of centers are told in steps of it
+PLACE_STEP = 8  # pixels; places of centers are rounded to it
 PLACES = 192 // PLACE_STEP
 
 # What each patch token names, and how many values that has.
@@ -70,7 +70,7 @@ def scene_targets(
 ) -> tuple[Int[np.ndarray, "B I F"], Int[np.ndarray, "B S"], Float[np.ndarray, "B C"]]:
     """(items, summary, pairs): what a token on each of the six items names, and what [CLS] names, for each scene.
 
-    Of a ruined picture only the quality can be told.
+    A ruined picture has targets for its quality alone.
     """
     items = np.full((len(scenes), SIGN + 1, len(FIELDS)), IGNORE, np.int64)
     summary = np.full((len(scenes), len(SUMMARY_FIELDS)), IGNORE, np.int64)
@@ -146,7 +146,7 @@ def item_of_owner(owner: int, tagged: bool) -> int:
 
 
 def without_items(scene: Scene, rng: Rng) -> Scene:
-    """The same scene drawn without some of its items, at least one; what it says it shows is as before."""
+    """The scene drawn without some of its items, at least one; what it says it shows is as before."""
     tagged = scene.kind == "diagram"
     items = sorted({item_of_owner(sprite[4], tagged) for sprite in scene.sprites} - {0})
     gone = {item for item in items if rng.below(2)} or {rng.choice(items)}

@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,11 @@ class Settings:
     device: str = "cuda"
     lr: float = 1e-3
     weight_decay: float = 0.05
-    optimiser: str = "muon"
     warmup: float = 0.03
     full: float = 0.3
     weights: str = ""
     compile: bool = True
+    base: Path | None = None
 
 
 # Optimisation --------------------------------------------------------------------------------------------------------
@@ -62,9 +62,9 @@ def rate(share: float, warmup: float) -> float:
 
 
 def optimisers(modules: list[nn.Module], settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks and AdamW for the rest, or AdamW for all."""
+    """Muon for the matrices of the blocks, AdamW for the rest."""
     named = [(f".{name}", p) for module in modules for name, p in module.named_parameters() if p.requires_grad]
-    hidden = [p for name, p in named if settings.optimiser == "muon" and p.ndim == 2 and IN_BLOCKS.search(name)]
+    hidden = [p for name, p in named if p.ndim == 2 and IN_BLOCKS.search(name)]
     taken = {id(p) for p in hidden}
     others = [p for _, p in named if id(p) not in taken]
     groups = [
@@ -72,8 +72,6 @@ def optimisers(modules: list[nn.Module], settings: Settings) -> list[torch.optim
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=settings.device.startswith("cuda"))
-    if not hidden:
-        return [adam]
     rate, decay = settings.lr * MUON_RATE, settings.weight_decay / MUON_RATE
     # A step then changes each entry by 0.2 of the learning rate (root mean square), which is about what AdamW does.
     return [torch.optim.Muon(hidden, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"), adam]
@@ -197,7 +195,7 @@ class Run:
         return passes.tower_block
 
     def compiled_block(self) -> Any:
-        """The same, compiled."""
+        """What runs a block of the tower, compiled."""
         return torch.compile(self.block())
 
     def build(self, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
@@ -292,18 +290,18 @@ class Family:
         stages: What runs a stage, by its name in STAGES.
         package: Writes trained weights in the hub's layout; called as `package.package`.
         description: Of the command line.
+        defaults: Settings of the command line that are not those of `Settings`.
+        starts_from: Name of the model whose weights a first language stage takes; else it needs an earlier stage.
+        first_round: Number of the first round, where the rounds before it belong to another model.
     """
 
     names: Collection[str]
     stages: Mapping[str, Callable[[Settings], Run]]
-    package: Callable[[str, Path, list[Path], Path], None]
+    package: Callable[..., None]
     description: str
-
-
-def run(settings: Settings, family: Family) -> None:
-    """One stage of training."""
-    set_up_device()
-    family.stages[settings.stage](settings).run()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    starts_from: str | None = None
+    first_round: int = 0
 
 
 def main(family: Family, arguments: list[str] | None = None) -> None:
@@ -312,34 +310,36 @@ def main(family: Family, arguments: list[str] | None = None) -> None:
         description=family.description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", choices=list(family.names), required=True)
-    add("--stage", choices=(*STAGES, "package"), required=True)
+    names = list(family.names)
+    add("--model", choices=names, required=len(names) > 1, default=names[0])
+    add("--stage", choices=(*family.stages, "package"), required=True)
     add("--out", type=Path, required=True, help="where weights and log go")
     add("--init", type=Path, help="folder of an earlier stage")
     add("--logs", type=Path, nargs="*", default=[], help="folders of the runs before --init, for the model card")
-    add("--minutes", type=float, default=5.0, help="time for all, start-up and compiling included")
-    add("--steps", type=int, default=0, help="number of steps; takes the place of --minutes")
-    add("--round", type=int, default=0, help="which range of training scenes: one more for each continuation")
-    add("--seed", type=int, default=0)
-    add("--batch", type=int, default=256, help="pictures in a step")
-    add("--turns", type=int, default=12, help="turns told of each picture, as far as they fit")
-    add("--workers", type=int, default=12, help="processes that make scenes and text")
-    add("--device", default="cuda")
-    add("--lr", type=float, default=1e-3, help="peak learning rate of AdamW; Muon's is a multiple of it")
-    add("--weight-decay", type=float, default=0.05)
-    add("--optimiser", choices=("muon", "adamw"), default="muon")
-    add("--warmup", type=float, default=0.03, help="share of the run")
-    add("--full", type=float, default=0.3, help="share of steps with the whole prefix")
-    add("--weights", default="", help="weights of turns that differ from the default, as gqa=20,mme=4")
+    add("--minutes", type=float, help="time for all, start-up and compiling included")
+    add("--steps", type=int, help="number of steps; takes the place of --minutes")
+    add("--round", type=int, help="which range of training scenes: one more for each continuation")
+    add("--seed", type=int)
+    add("--batch", type=int, help="pictures in a step")
+    add("--workers", type=int, help="processes that make scenes and text")
+    add("--device")
+    add("--lr", type=float, help="peak learning rate of AdamW; Muon's is a multiple of it")
+    add("--weights", help="weights of turns that differ from the default, as gqa=20,mme=4")
     add("--no-compile", dest="compile", action="store_false")
+    if family.starts_from is not None:
+        add("--base", type=Path, help=f"folder of {family.starts_from}; default: the one that comes with the package")
+    own = {one.name: one.default for one in fields(Settings) if one.default is not MISSING and one.name != "init"}
+    parser.set_defaults(**{**own, **family.defaults})
     given = vars(parser.parse_args(arguments))
     logs, init = given.pop("logs"), given["init"]
-    if init is None and given["stage"] != "tower":
+    if init is None and given["stage"] != "tower" and (family.starts_from is None or given["stage"] == "package"):
         parser.error(
             f"--stage {given['stage']} starts from trained weights: give --init the folder of an earlier stage"
         )
     if given["stage"] == "package":
-        assert init is not None  # the parser has ended the program
-        family.package(given["model"], init, logs, given["out"])
-    else:
-        run(Settings(**given), family)
+        own_base = {} if family.starts_from is None else {"base": given["base"]}
+        family.package(given["model"], init, logs, given["out"], **own_base)
+        return
+    set_up_device()
+    settings = Settings(**given)
+    family.stages[settings.stage](replace(settings, round=settings.round + family.first_round)).run()

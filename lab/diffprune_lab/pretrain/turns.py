@@ -97,7 +97,7 @@ def pack_turns(
     end: int,
     most: int = 16,
 ) -> PackedTurns:
-    """The turns of each picture in `tokens` slots; a turn that no longer fits is left out.
+    """The turns of each picture in `tokens` slots; a turn that no longer fits is dropped.
 
     Args:
         pictures: The turns of each picture.
@@ -186,21 +186,21 @@ def attend(
     *,
     turns_only: bool,
 ) -> Float[Tensor, "B R HE"]:
-    """What each token hears, or each of the turns only: the prefix is causal in itself, a turn hears by `bias`."""
+    """Attention of each token, or of the turns' only: causal within the prefix, by `bias` from the turns."""
     prefix = query.shape[2] - bias.shape[2]
-    heard = functional.scaled_dot_product_attention(query[:, :, prefix:], key, value, attn_mask=bias)
+    attended = functional.scaled_dot_product_attention(query[:, :, prefix:], key, value, attn_mask=bias)
     if not turns_only:
         query, key, value = (part[:, :, :prefix] for part in (query, key, value))
         before = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        heard = torch.cat((before, heard), dim=2)
-    return heard.transpose(1, 2).flatten(2)
+        attended = torch.cat((before, attended), dim=2)
+    return attended.transpose(1, 2).flatten(2)
 
 
 def mix_heads(
-    layer: LlamaDecoderLayer | Qwen2_5_VLDecoderLayer, states: Float[Tensor, "B R L"], heard: Float[Tensor, "B R HE"]
+    layer: LlamaDecoderLayer | Qwen2_5_VLDecoderLayer, states: Float[Tensor, "B R L"], attended: Float[Tensor, "B R HE"]
 ) -> Float[Tensor, "B R L"]:
     """The rest of a stock LLaMA or Qwen layer after its attention."""
-    states = states + layer.self_attn.o_proj(heard)
+    states = states + layer.self_attn.o_proj(attended)
     return states + layer.mlp(layer.post_attention_layernorm(states))
 
 
@@ -250,8 +250,8 @@ def shared_prefix_states(
         if bias is None:
             bias = turn_bias(turn, prefix.shape[1], value.dtype, real)
         last = layer is language.layers[-1]  # nobody reads the prefix behind the last attention
-        heard = attend(query, key, value, bias, turns_only=last)
+        attended = attend(query, key, value, bias, turns_only=last)
         if last:
             states = states[:, prefix.shape[1] :].contiguous()
-        states = parts.mix(layer, states, heard)
+        states = parts.mix(layer, states, attended)
     return language.norm(states)

@@ -95,7 +95,7 @@ class Bench:
         hide = self.settings.hide
         part = f"a quarter or a sixteenth of the patches near each other for {hide:g} of the time"
         shown = part if hide else "all patches all the time"
-        weights = f"classifiers trained from scratch on such pictures, seeing {shown}, told what each patch shows"
+        weights = f"classifiers trained from scratch on such pictures, seeing {shown}, with token labels"
         if not is_own:
             weights = f"weights {Path(str(self.weights)).name}"
         return f"{self.settings.recipe}; {weights}; {pictures}"

@@ -84,7 +84,7 @@ def find_files(source: str | Path) -> tuple[list[Path], list[Path]]:
 
 
 def fingerprint(files: Sequence[Path]) -> str:
-    """What tells the pictures of these files from others, without decoding them."""
+    """A hash of the files' bytes, without decoding the pictures."""
     digest = hashlib.blake2b(digest_size=10)
     for file in files:
         digest.update(hashlib.blake2b(file.read_bytes()).digest())

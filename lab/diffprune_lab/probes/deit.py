@@ -61,7 +61,7 @@ class Training:
     """How a classifier was trained and how good it is, for a results row.
 
     Args:
-        trained_at: When it ended; tells one training from another.
+        trained_at: When it ended; identifies the training.
         epochs: Passes over the pictures.
         top1: Percent right on pictures it was not trained on.
         curve: Step, training loss (of mixed pictures) and top-1 at some moments.

@@ -6,19 +6,16 @@ Text around the blocks is written by hand. A block without a results file says t
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from diffprune.results import read_results, write_text
-from diffprune_lab.probes import classifier_findings, model_findings
 from diffprune_lab.probes.figures import ORDER, label
+from diffprune_lab.probes.findings import FINDINGS
 from diffprune_lab.probes.run import BACKBONES_FILE
 from diffprune_lab.probes.store import Row
 
 _BLOCK = re.compile(r"(<!-- probe: (?P<name>[\w-]+) -->\n).*?(<!-- end of probe -->)", re.DOTALL)
-# Names in results files made before: of methods, and of the keys of a row.
-OLD_METHODS = {"taught": "supervised"}
-OLD_KEYS = {"asked_first": "preference_first", "asked_last": "preference_last"}
 WITHOUT_FIGURE = (BACKBONES_FILE, "scenes_next")
 
 
@@ -43,21 +40,8 @@ def block(name: str, results: Path) -> str:
     seeds = f", seeds {', '.join(map(str, found.seeds))}" if found.seeds else ""
     origin = f"`{found.command}` on {found.device}, {found.date[:10]}{seeds}."
     origin += seed_counts(found.rows)
-    findings, notes = FINDINGS[name](list(map(renamed, found.rows))), with_new_names(found.notes)
-    return f"{picture}{findings}\n{origin}\n\n{_capital(notes)}.\n"
-
-
-def renamed(row: Row) -> Row:
-    """The row with today's names for what older files call otherwise."""
-    row = {OLD_KEYS.get(key, key): value for key, value in row.items()}
-    return row | {"method": OLD_METHODS.get(row["method"], row["method"])} if "method" in row else row
-
-
-def with_new_names(notes: str) -> str:
-    """Notes of a results file, which explain its names, with today's."""
-    for old, new in (OLD_METHODS | OLD_KEYS).items():
-        notes = re.sub(rf"\b{old}\b", new, notes)
-    return notes
+    notes = found.notes[:1].upper() + found.notes[1:]
+    return f"{picture}{FINDINGS[name](found.rows)}\n{origin}\n\n{notes}.\n"
 
 
 def seed_counts(rows: Sequence[Row]) -> str:
@@ -73,24 +57,6 @@ def seed_counts(rows: Sequence[Row]) -> str:
         if name in counts
     ]
     return f" Seeds behind a number: {', '.join(said)}." if said else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
-    BACKBONES_FILE: classifier_findings.about_backbones,
-    "coherence": classifier_findings.about_coherence,
-    "landscape": classifier_findings.about_landscape,
-    "bias": classifier_findings.about_bias,
-    "alignment": classifier_findings.about_alignment,
-    "relevance": classifier_findings.about_relevance,
-    "qualitative": model_findings.about_qualitative,
-    "scaling": model_findings.about_scaling,
-    "temperature": model_findings.about_temperature,
-    "scenes_next": model_findings.about_scenes_next,
-}
 
 
 def main() -> None:

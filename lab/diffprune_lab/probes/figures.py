@@ -43,21 +43,21 @@ STYLE: Any = {
 
 
 @contextmanager
-def figure(path: Path, panels: int, *, height: float = 2.3, rows: int = 1):
+def figure(path: Path, panels: int, *, height: float = 2.3):
     """Axes side by side, as wide as a page's text; written to `path` at the end."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        sheet = Figure(figsize=(6.9 if panels > 1 else 3.4, height * rows), layout="constrained")
-        axes = sheet.subplots(rows, panels, squeeze=False)
+        sheet = Figure(figsize=(6.9 if panels > 1 else 3.4, height), layout="constrained")
+        axes = sheet.subplots(1, panels, squeeze=False)
         yield axes.flatten().tolist()
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.savefig(path, dpi=200)
 
 
 def legend_below(axes: Sequence[Any], *, columns: int = 5) -> None:
-    """One legend for several axes, below them all; what they share is told once."""
+    """One legend for several axes, below them all; each name once."""
     entries = unique_entries(axes)
     axes[0].figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 

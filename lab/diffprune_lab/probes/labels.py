@@ -24,7 +24,7 @@ def token_targets(labels: Int[Tensor, " B"], inside: Float[Tensor, "B N"], num_c
 
 
 def part_targets(shown: Float[Tensor, "B S C1"]) -> Float[Tensor, "B classes"]:
-    """What a part of a picture can tell of it: the classes its patches show, no class more than another where none."""
+    """Targets of a part of a picture: the classes its patches show; uniform where they show none."""
     classes = shown[..., :-1].sum(1)  # patches of each class
     num_object = classes.sum(-1, keepdim=True)
     sure = num_object.clamp(max=1)  # one whole patch is enough

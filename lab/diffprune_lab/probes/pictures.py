@@ -50,7 +50,7 @@ class Pictures:
 
     @cached_property
     def trained_on(self) -> str | None:
-        """What tells the pictures to train on from others; None where there are none."""
+        """Fingerprint of the pictures to train on; None where there are none."""
         source = self.train_data or self.data
         if source is None:
             return "drawn"

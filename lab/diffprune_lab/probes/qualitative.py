@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 
 from diffprune.model import PrunedVLM
-from diffprune.types import Budget
 from diffprune.viz import compare_ends, save_matrix
 from diffprune_lab.probes.store import Row, interval
 from diffprune_lab.scenes import make_scene
@@ -23,19 +22,22 @@ NOTE = (
 )
 PRUNER = "scenes-llava-diffprune"
 RANKINGS = ("cls_attention", "feature_norm")  # without training, around the same model
-PICTURES = {"full": 100, "tiny": 3}
+SIZES = {"full": 100, "tiny": 3}  # pictures
+KEEP = 64
 
 
-def measure(pruner: str, keep: str, count: int, device: str, figure: Path) -> list[Row]:
-    """A row for the pruner and for each ranking without training around its model; draws the pruner's first picture."""
-    first = PrunedVLM.from_pretrained(pruner, keep=Budget.parse(keep).keep)
+def run(weights: str | None, count: int, device: str, figure: Path) -> tuple[list[Row], str]:
+    """(rows, notes): a row for the pruner and for each ranking without training; draws the pruner's first picture."""
+    pruner = weights or PRUNER
+    first = PrunedVLM.from_pretrained(pruner, keep=KEEP)
     first.base.to(device)
     first.method.to(device)
     scenes = [make_scene("test", index) for index in range(count)]
     pictures = scene_images(scenes, own_sizes(first))
     save_matrix(first, pictures[0], first.select([pictures[0]], [""])[0], figure)
     others = [first.with_method(name) for name in RANKINGS]
-    return [compare(vlm, pictures, Path(pruner).name if vlm is first else vlm.method.name) for vlm in (first, *others)]
+    names = [Path(pruner).name, *RANKINGS]
+    return [compare(vlm, pictures, name) for vlm, name in zip((first, *others), names, strict=True)], NOTE
 
 
 def compare(vlm: PrunedVLM, pictures: Sequence, name: str) -> Row:

@@ -34,7 +34,7 @@ class Store:
         path: The file.
         notes: How the numbers were made; a file made otherwise is not added to.
         summarise: Adds to the rows what follows from all of them.
-        key_names: Which entries of a row tell it from the others.
+        key_names: Entries that identify a row.
         commit: Recorded where there is no git checkout.
         device: Recorded where it is not the one torch would take.
     """

@@ -56,6 +56,18 @@ SIZES = {
 }
 
 
+def run(weights: str | None, settings: TemperatureSettings, device: str, picture: Path) -> tuple[list[Row], str]:
+    """(rows, notes) of the runs of `diffprune train` whose folders `weights` names, drawn in `picture`."""
+    folders = [Path(name) for name in (weights or "").split(",") if name]
+    if not folders:
+        raise ValueError("no run was named; give the folders of runs of `diffprune train` on scenes with --weights")
+    if len({folder.name for folder in folders}) < len(folders):
+        raise ValueError(f"two of the runs {weights} have the same name; rename one folder")
+    rows = [row for folder in folders for row in measure(folder, device, settings)]
+    draw(rows, picture)
+    return rows, f"{NOTE}; {settings.captions} captions"
+
+
 def measure(folder: Path, device: str, settings: TemperatureSettings) -> list[Row]:
     """A row for each throttler, budget and temperature of a run's model."""
     config = run_config(folder)

@@ -127,7 +127,7 @@ def train_on_captions(
         noise = [torch.Generator(device).manual_seed(rng.word()) for rng in draws]
         return vlm.loss(batch, tokens=tokens, tau=temperature, keep=counts, generator=noise, remove_below=remove_below)
 
-    def tell(step: int, value: float) -> None:
+    def report(step: int, value: float) -> None:
         if on_step is not None:
             spent = 0.0 if seconds is None else (time.perf_counter() - start) / seconds
             on_step(min(1.0, max(spent, (step + 1) / steps)), value)
@@ -139,7 +139,7 @@ def train_on_captions(
         seconds=None if seconds is None else seconds - (time.perf_counter() - start),
         optim=OptimConfig(lr=lr, warmup=0.05),
         tau=tau or TauConfig(anneal_steps=0.8),
-        on_step=tell,
+        on_step=report,
     )
 
 

@@ -1,4 +1,4 @@
-"""A pruner that knows what is in the picture: it tells what any pruner could reach on a budget."""
+"""A pruner that knows what is in the picture: an upper bound of what a pruner can reach on a budget."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar

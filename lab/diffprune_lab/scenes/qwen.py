@@ -54,7 +54,7 @@ class QwenSpec:
 
     @property
     def full_blocks(self) -> list[int]:
-        """Blocks in which a patch hears the whole picture: every second one, and the last."""
+        """Blocks with attention over the whole picture: every second one, and the last."""
         return list(range(self.vision_blocks - 1, -1, -2))[::-1]
 
 
@@ -155,7 +155,7 @@ def qwen_config(spec: QwenSpec, tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_V
 def sections(head_width: int) -> list[int]:
     """How many frequencies of a head go to time, row, column, time, ...: one at a time, what is left to the last.
 
-    In one run each, as in the large models, columns would get the slowest frequencies alone, which do not tell a
+    In one run each, as in the large models, columns would get the slowest frequencies alone, which do not separate a
     handful of them apart.
     """
     count = head_width // 2

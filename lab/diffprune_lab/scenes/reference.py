@@ -135,7 +135,7 @@ def build_tokenizer(
     pieces up (`ignore_merges`, as LLaMA 3's tokenizer does): no training, the same tokenizer on every machine.
 
     Args:
-        texts: What the tokenizer is made for; all texts of the world where left out.
+        texts: What the tokenizer is made for; default: all texts of the world.
         specials: Marks for pictures by their names as attributes; those it does not know yet come last.
     """
     tokenizer = Tokenizer(
@@ -255,7 +255,7 @@ def save_reference(model: PreTrainedModel, processor: ProcessorMixin, folder: Pa
 
 
 def checksums(folder: Path) -> str:
-    """A line for every shard in the folder: what its weights are told apart by."""
+    """A line with the checksum of every shard in the folder."""
     return "".join(f"{_checksum(shard)}  {shard.name}\n" for shard in sorted(folder.glob("*.safetensors")))
 
 

@@ -27,10 +27,10 @@ DEFAULT_WEIGHTS: Mapping[str, int] = {
 _TURN_TRIES = 16  # draws before a turn repeats what was said
 
 
-def training_turns(
-    scene: Scene, rng: Rng, count: int, weights: Mapping[str, int] | None = None
-) -> list[tuple[str, str]]:
-    """(prompt, answer) pairs about a scene: captions and questions of all ten tasks, in the same words.
+def training_turns_by_kind(
+    scene: Scene, rng: Rng, count: int, weights: Mapping[str, int] | None = None, *, exercises: bool = False
+) -> list[tuple[str, str, str]]:
+    """(kind, prompt, answer) of turns about a scene: captions and questions of all ten tasks, in the same words.
 
     A scene gets what fits it: signs are read where there is one, diagrams are asked about in diagrams, and a ruined
     picture gets a caption that says so and questions that are unanswerable. No prompt comes twice and there is one
@@ -39,16 +39,7 @@ def training_turns(
     Args:
         rng: Its own stream for each scene, for example `Rng(seed, "turns", scene.index)`.
         weights: How often each of "caption" and TASKS is drawn, where the scene allows it; unnamed ones never.
-    """
-    return [(prompt, answer) for _, prompt, answer in training_turns_by_kind(scene, rng, count, weights)]
-
-
-def training_turns_by_kind(
-    scene: Scene, rng: Rng, count: int, weights: Mapping[str, int] | None = None, *, exercises: bool = False
-) -> list[tuple[str, str, str]]:
-    """Turns about a scene as (kind, prompt, answer), as `training_turns` draws them; the kind is "caption" or a task.
-
-    With `exercises`, some of what multiple choice asks is asked openly too.
+        exercises: Whether some of what multiple choice asks is asked openly too.
     """
     chosen = DEFAULT_WEIGHTS if weights is None else weights
     bounds, entries = _mix(tuple(chosen.items()), scene.kind, scene.quality == "ruined", exercises)

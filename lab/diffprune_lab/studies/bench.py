@@ -28,7 +28,7 @@ from diffprune.speed.timing import time_ms
 
 NOTES = (
     "Medians of runs taken in turns; operators forward and backward. ratio = reference_ms / ours_ms: above 1 ours is "
-    "quicker. "
+    "faster. "
     "Where the reference is torch.sort (forward, the least a closed form needs) ratio = ours_ms / reference_ms."
 )
 
@@ -74,7 +74,7 @@ def sort_benchmark(num_tokens: int, device: str) -> Benchmark:
 def diagonal_benchmark(batch: int, num_tokens: int, width: int, device: str) -> Benchmark:
     """The diagonal block, forward and backward, against the same block under an identity attention mask."""
     diagonal = DiagonalBlock(BlockSpec(width=width, heads=width // 64, mlp_width=4 * width)).to(device)
-    for parameter in diagonal.parameters():  # it starts with zeros, which some hardware multiplies quicker
+    for parameter in diagonal.parameters():  # it starts with zeros, which some hardware multiplies faster
         torch.nn.init.normal_(parameter, std=width**-0.5)
     trained = [parameter for parameter in diagonal.parameters() if parameter.requires_grad]
     x, upstream = torch.randn(2, batch, num_tokens, width, device=device)
@@ -167,8 +167,8 @@ def masked_block(block: Block, x: Float[Tensor, "B N D"], mask: Bool[Tensor, "N 
         project(normed).unflatten(-1, (attention.heads, -1)).transpose(1, 2)
         for project in (attention.query, attention.key, attention.value)
     )
-    heard = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    x = x + attention.out(heard.transpose(1, 2).flatten(-2))
+    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    x = x + attention.out(attended.transpose(1, 2).flatten(-2))
     return x + block.mlp(block.norm2(x))
 
 

@@ -36,39 +36,19 @@ NOTES = (
 CALLS = 30
 SECONDS = 1.0  # for the calls of one method at one shape
 LONGEST_MS = 1_000.0  # a call that takes longer is made once
-PATIENCE_MS = 60_000.0  # a call that would take longer, as far as its single image tells, is not made
+PATIENCE_MS = 60_000.0  # a call that would take longer, judged by its single image, is not made
 LONGEST_REPLAY_MS = 200.0  # nor captured, which takes three calls
 LAUNCH_SECONDS = 10.0  # beyond the rest, to count launches
 TEXT_TOKENS = 32
 
-# From quick to slow. The quick ones are measured at all shapes before any of the others is, so that a short run has
-# most of the rows.
-QUICK = (
-    "diffprune",
-    "random",
-    "uniform_grid",
-    "centre",
-    "feature_norm",
-    "fastervlm",
-    "holov",
-    "prunesid",
-    "visionselector",
-    "gumbel_ste",
-    "dynamicvit",
-    "visionzip",
-    "tome",
-    "average_pool",
+# These are measured at all shapes before any slower method is, so that a short run has most of the rows.
+# fmt: off
+FAST = (
+    "diffprune", "random", "uniform_grid", "centre", "feature_norm", "fastervlm", "holov", "prunesid", "visionselector",
+    "gumbel_ste", "dynamicvit", "visionzip", "tome", "average_pool",
 )
-SLOW = (
-    "text_cluster",
-    "divprune",
-    "oc_vtp",
-    "gots",
-    "cdpruner",
-    "vispruner",
-    "agilepruner",
-    "mmtok",
-)
+SLOW = ("text_cluster", "divprune", "oc_vtp", "gots", "cdpruner", "vispruner", "agilepruner", "mmtok")  # fastest first
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +111,7 @@ def make_tokens(shape: Shape, size: Size, device: str, dtype: torch.dtype) -> Vi
 def make_methods(block: BlockSpec, device: str, dtype: torch.dtype) -> Iterator[Pruner]:
     """Every method that chooses before the language model, learned ones with random weights; variants of one once."""
     names = [name for name in METHODS.names() if not METHODS.get(name).is_inside and name != "full"]
-    order = (*QUICK, *SLOW)
+    order = (*FAST, *SLOW)
     ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     seen: set[type] = set()
     for name in ranked:
@@ -158,7 +138,7 @@ def selection_of(method: Pruner, parts: Sequence[VisualTokens], num_kept: int) -
 
 
 def split_images(tokens: VisualTokens, at_once: int) -> list[VisualTokens]:
-    """The same images, so many at a time."""
+    """The images in parts of at most `at_once`."""
     count = len(tokens)
     if at_once >= count:
         return [tokens]
@@ -212,9 +192,9 @@ class Run:
         self.methods = list(make_methods(size.block, device, self.dtype))
 
     def run(self) -> list[dict[str, Any]]:
-        quick = [method for method in self.methods if method.name in QUICK]
-        slow = [method for method in self.methods if method.name not in QUICK]
-        for methods, shape in itertools.product((quick, slow), self.size.shapes):
+        fast = [method for method in self.methods if method.name in FAST]
+        slow = [method for method in self.methods if method.name not in FAST]
+        for methods, shape in itertools.product((fast, slow), self.size.shapes):
             tokens = make_tokens(shape, self.size, self.device, self.dtype)
             for method in methods:
                 self.rows.append(self.row(method, tokens, shape))
@@ -271,7 +251,7 @@ class Run:
             return None
         if "skipped" in single:
             return f"for one image: {single['skipped']}"
-        if single["pruner_ms"] * shape.batch > PATIENCE_MS * 4:  # a batch is some times as quick as its images
+        if single["pruner_ms"] * shape.batch > PATIENCE_MS * 4:  # a batch is some times as fast as its images
             return f"one image alone takes {single['pruner_ms'] / 1e3:.1f} s"
         return None
 

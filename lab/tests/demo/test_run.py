@@ -39,7 +39,7 @@ def test_both_scorers_train_on_the_same_steps_from_the_same_start(demo) -> None:
 
 
 def test_progress_is_told_to_the_end_of_every_stage(demo) -> None:
-    last = {stage: (done, total) for stage, done, total in demo.told}
+    last = {stage: (done, total) for stage, done, total in demo.progress}
     assert set(last) == {"train diffprune", "train gumbel_ste", "encode pictures", "answer", "write the page"}
     assert all(done == total for done, total in last.values())
 

@@ -1,4 +1,4 @@
-"""The reference models: their tokenizer and files, what the tower is taught, shared prefixes, and a run in small."""
+"""The reference models: their tokenizer and files, the targets of the tower, shared prefixes, and a run in small."""
 
 import json
 from dataclasses import replace
@@ -67,8 +67,8 @@ def test_the_vocabulary_depends_on_the_pieces_and_not_on_their_order(tokenizer):
 
 def test_no_text_of_the_world_needs_bytes(tokenizer):
     alphabet_end = len(reference.SPECIALS) + 256
-    for scene, told in zip(*asked(count=8, pictures=40), strict=True):
-        for _, question, answer in told:
+    for scene, about in zip(*asked(count=8, pictures=40), strict=True):
+        for _, question, answer in about:
             for text in (f"\n{question} ASSISTANT:", f" {answer}"):
                 ids = tokenizer.encode(text, add_special_tokens=False)
                 # Single bytes occur as what they are: ASCII characters.
@@ -77,8 +77,8 @@ def test_no_text_of_the_world_needs_bytes(tokenizer):
 
 
 def test_the_fast_encoder_agrees_with_the_tokenizer_and_cuts_where_the_answer_starts(tokenizer, encode):
-    for told in asked(count=8, pictures=20)[1]:
-        for _, question, answer in told:
+    for about in asked(count=8, pictures=20)[1]:
+        for _, question, answer in about:
             whole = f"\n{question} ASSISTANT: {answer}"
             parts = encode(f"\n{question} ASSISTANT:") + encode(f" {answer}")
             assert encode(whole) == parts == tokenizer.encode(whole, add_special_tokens=False)
@@ -126,8 +126,8 @@ def test_missing_weights_say_how_to_train_them(tmp_path):
 
 
 def test_packed_turns_cost_what_the_stock_model_gives_each_turn_by_itself(model, encode):
-    scenes, told = asked()
-    batch = feed.draw_batch(feed.LanguageBatch(encode, reference.END, count=3)._arrays(scenes, told), CPU)
+    scenes, about = asked()
+    batch = feed.draw_batch(feed.LanguageBatch(encode, reference.END, count=3)._arrays(scenes, about), CPU)
     keep = torch.stack([torch.randperm(TOKENS, generator=torch.Generator().manual_seed(i))[:9] for i in range(3)])
     keep = keep.sort(-1).values
     start = torch.tensor([reference.START, *encode(turns.BEFORE_PICTURE)])
@@ -159,8 +159,8 @@ def test_packed_turns_cost_what_the_stock_model_gives_each_turn_by_itself(model,
 
 
 def test_the_layout_marks_answers_and_their_end_alone(encode, tokenizer):
-    told = [[turns.Turn("x", "Is there a star?", "yes"), turns.Turn("x", "What does the sign say?", "OWL")]]
-    packed = turns.pack_turns(told, encode, ("x",), tokens=40, end=reference.END)
+    about = [[turns.Turn("x", "Is there a star?", "yes"), turns.Turn("x", "What does the sign say?", "OWL")]]
+    packed = turns.pack_turns(about, encode, ("x",), tokens=40, end=reference.END)
     layout = turns.turn_layout(*(torch.from_numpy(array) for array in packed[:3]))
     said = [layout.target[0, (layout.turn[0] == turn) & (layout.target[0] >= 0)] for turn in range(2)]
     assert [tokenizer.decode(ids) for ids in said] == [" yes</s>", " OWL</s>"]
@@ -171,15 +171,15 @@ def test_the_layout_marks_answers_and_their_end_alone(encode, tokenizer):
 
 
 def test_a_turn_that_does_not_fit_is_left_out_whole(encode):
-    told = [[turns.Turn("x", "Describe the picture.", "a " * 30), turns.Turn("x", "Is there a star?", "no")]]
-    packed = turns.pack_turns(told, encode, ("x",), tokens=20, end=reference.END)
+    about = [[turns.Turn("x", "Describe the picture.", "a " * 30), turns.Turn("x", "Is there a star?", "no")]]
+    packed = turns.pack_turns(about, encode, ("x",), tokens=20, end=reference.END)
     assert packed.kinds[0].tolist()[:2] == [0, -1]
     assert packed.answers[0, 0] == 2
 
 
 def test_right_turns_are_those_without_a_wrong_token(encode):
-    told = [[turns.Turn("x", "Is there a star?", "yes"), turns.Turn("x", "What does the sign say?", "OWL")]]
-    packed = turns.pack_turns(told, encode, ("x",), tokens=40, end=reference.END)
+    about = [[turns.Turn("x", "Is there a star?", "yes"), turns.Turn("x", "What does the sign say?", "OWL")]]
+    packed = turns.pack_turns(about, encode, ("x",), tokens=40, end=reference.END)
     layout = turns.turn_layout(*(torch.from_numpy(array) for array in packed[:3]))
     guesses = layout.target.clone()
     assert passes.right_turns(guesses, layout, packed.kinds.shape[1])[:, :2].tolist() == [[1.0, 1.0]]
@@ -264,7 +264,7 @@ def test_prefix_lengths_cover_the_whole_range_in_steps():
     assert 56 <= middle <= 80  # log-uniform: half of them below sqrt(8 * 576) = 68
 
 
-# What the tower is taught --------------------------------------------------------------------------------------------
+# Targets of the tower ------------------------------------------------------------------------------------------------
 
 
 def test_a_token_names_all_of_its_item_and_background_names_nothing(looked_at):
@@ -325,8 +325,8 @@ def test_a_twin_lacks_items_and_a_token_that_hears_of_it_leaks():
     local_twin = functional.unfold(batch["twin"].float(), 24, stride=24).transpose(1, 2)
     silent = supervision.leak(local, local_twin, batch["pixels"], batch["twin"], 24)
     spread, spread_twin = (part + part.mean(1, keepdim=True) for part in (local, local_twin))
-    told = supervision.leak(spread, spread_twin, batch["pixels"], batch["twin"], 24)
-    assert float(silent) < 1e-3 < float(told)
+    leaking = supervision.leak(spread, spread_twin, batch["pixels"], batch["twin"], 24)
+    assert float(silent) < 1e-3 < float(leaking)
 
 
 def test_scaling_the_features_scales_them_and_nothing_else(model):

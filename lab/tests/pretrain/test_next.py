@@ -55,7 +55,7 @@ def processor(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def told(tokenizer):
+def asked_batch(tokenizer):
     """Scenes, three turns about each, and the batch they make."""
     scenes = [make_scene("train", index) for index in range(3)]
     asked = [training_turns_by_kind(scene, Rng("test", scene.index), 3) for scene in scenes]
@@ -65,8 +65,8 @@ def told(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def pictures(told):
-    large = resize(told[2]["pixels"], llava_next.LARGE, llava_next.LARGE)
+def pictures(asked_batch):
+    large = resize(asked_batch[2]["pixels"], llava_next.LARGE, llava_next.LARGE)
     return [Image.fromarray(pixels.permute(1, 2, 0).numpy()) for pixels in large]
 
 
@@ -86,8 +86,8 @@ def test_the_far_end_of_a_long_prompt_is_no_farther_than_it_was():
     assert now == pytest.approx(before)
 
 
-def test_tiles_are_those_of_the_stock_processor(processor, told, pictures):
-    cut = llava_next.cut_tiles(told[2]["pixels"])
+def test_tiles_are_those_of_the_stock_processor(processor, asked_batch, pictures):
+    cut = llava_next.cut_tiles(asked_batch[2]["pixels"])
     stock = processor.image_processor(pictures, return_tensors="pt")["pixel_values"]
     ours = passes.normalise_pixels(cut.flatten(0, 1)).view_as(stock)
     torch.testing.assert_close(ours, stock, atol=1e-5, rtol=0)
@@ -102,17 +102,17 @@ def test_a_prompt_has_a_placeholder_for_each_token_and_each_row(processor, model
     assert model.config.text_config.max_position_embeddings > 2880 + 48 + feed.SLOTS
 
 
-def test_features_and_their_order_are_the_backbones(model, processor, told, pictures):
+def test_features_and_their_order_are_the_backbones(model, processor, asked_batch, pictures):
     vlm = PrunedVLM(model, processor)
     tokens = vlm.encode(vlm.prepare([[picture] for picture in pictures], ["Is there a star?"] * 3))
-    features = features_of(model, told[2])
+    features = features_of(model, asked_batch[2])
     assert tokens is not None and tokens.x.shape == features.shape == (3, TOKENS, 32)
     torch.testing.assert_close(features, tokens.x, atol=1e-4, rtol=1e-4)
     assert tokens.segment is not None and torch.equal(llava_next.token_tiles(SIDE, CPU), tokens.segment[0])
 
 
-def test_a_token_belongs_to_an_item_in_its_field_of_view(model, processor, told, pictures):
-    scenes, _, batch = told
+def test_a_token_belongs_to_an_item_in_its_field_of_view(model, processor, asked_batch, pictures):
+    scenes, _, batch = asked_batch
     vlm = PrunedVLM(model, processor)
     tokens = vlm.encode(vlm.prepare([[picture] for picture in pictures], ["Is there a star?"] * 3))
     assert tokens is not None and tokens.boxes is not None
@@ -134,8 +134,8 @@ def test_a_token_belongs_to_an_item_in_its_field_of_view(model, processor, told,
 
 
 @pytest.mark.parametrize("rule", prefixes.RULES)
-def test_every_rule_keeps_tokens_of_both_views(rule, told):
-    items = llava_next.items_of(told[2], TINY.patch)
+def test_every_rule_keeps_tokens_of_both_views(rule, asked_batch):
+    items = llava_next.items_of(asked_batch[2], TINY.patch)
     features = torch.randn(*items.shape, 4, generator=torch.Generator().manual_seed(0))
     rules = torch.full((len(items),), list(prefixes.RULES).index(rule))
     places = llava_next.token_places(SIDE, CPU)
@@ -153,7 +153,7 @@ def test_a_region_is_the_same_in_both_views():
         items, torch.zeros(1, TOKENS, 2), rules, torch.Generator().manual_seed(5), places=places
     )[0]
     overview, view = priority[:OVERVIEW].view(SIDE, SIDE), priority[OVERVIEW:].view(ROWS, ROWS)
-    torch.testing.assert_close(view[::2, ::2], overview, atol=0.03, rtol=0)  # they are told apart by a little noise
+    torch.testing.assert_close(view[::2, ::2], overview, atol=0.03, rtol=0)  # a little noise breaks ties
 
 
 def test_prefixes_are_divided_between_the_views_in_every_way():
@@ -176,8 +176,8 @@ def test_prefixes_are_divided_between_the_views_in_every_way():
 # The training pass ---------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_with_all_tokens_is_the_stock_models_own(model, processor, told, pictures):
-    _, asked, batch = told
+def test_the_loss_with_all_tokens_is_the_stock_models_own(model, processor, asked_batch, pictures):
+    _, asked, batch = asked_batch
     keep = torch.arange(TOKENS).expand(3, -1)
     encode = turns.PieceEncoder(processor.tokenizer)
     start = torch.tensor([reference.START, *encode(turns.BEFORE_PICTURE)])
@@ -209,8 +209,8 @@ def test_the_loss_with_all_tokens_is_the_stock_models_own(model, processor, told
         pytest.param(torch.arange(7, TOKENS, 18), id="all over both"),
     ],
 )
-def test_the_loss_with_some_tokens_is_that_of_the_pruned_path(model, processor, told, pictures, keep):
-    _, asked, batch = told
+def test_the_loss_with_some_tokens_is_that_of_the_pruned_path(model, processor, asked_batch, pictures, keep):
+    _, asked, batch = asked_batch
     encode = turns.PieceEncoder(processor.tokenizer)
     start = torch.tensor([reference.START, *encode(turns.BEFORE_PICTURE)])
     vlm = PrunedVLM(model, processor)
@@ -237,7 +237,9 @@ def test_the_loss_with_some_tokens_is_that_of_the_pruned_path(model, processor, 
                 assert torch.equal(layout.target[row, own], lm.labels[row, 1:][answer])
                 assert torch.equal(guesses[row, own], logits[row, :-1][answer].argmax(-1))
             # The loss itself, for a batch in which every picture has this turn alone.
-            alone = feed.LanguageBatch(encode, reference.END, count=1)._arrays(told[0], [[one[turn]] for one in asked])
+            alone = feed.LanguageBatch(encode, reference.END, count=1)._arrays(
+                asked_batch[0], [[one[turn]] for one in asked]
+            )
             loss, _, layout = llava_next.answer_loss(model, features, kept, alone, start, side=SIDE)
             losses = functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1), lm.labels[:, 1:].flatten(), ignore_index=-100, reduction="none"
@@ -268,12 +270,11 @@ def trained(base_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("next")
     small = ["--batch", "2", "--workers", "0", "--device", "cpu", "--no-compile", "--steps", "2"]
     common = ["--base", str(base_folder)]
-    llava_next.main(["train", *common, *small, "--out", str(folder / "first")])
-    llava_next.main(
-        ["train", *common, *small, "--out", str(folder / "second"), "--init", str(folder / "first"), "--round", "1"]
-    )
+    language = ["--stage", "language", *common, *small]
+    llava_next.main([*language, "--out", str(folder / "first")])
+    llava_next.main([*language, "--out", str(folder / "second"), "--init", str(folder / "first"), "--round", "1"])
     last, earlier, out = (str(folder / name) for name in ("second", "first", "model"))
-    llava_next.main(["package", *common, "--init", last, "--logs", earlier, "--out", out])
+    llava_next.main(["--stage", "package", *common, "--init", last, "--logs", earlier, "--out", out])
     return folder
 
 
@@ -289,7 +290,7 @@ def test_a_run_saves_what_it_trains_and_not_the_tower(trained, model):
 
 def test_rounds_see_scenes_that_scenes_llava_did_not(trained):
     rounds = [int(package.read_log(trained / name)[0]["settings"]["round"]) for name in ("first", "second")]
-    assert rounds == [llava_next.FIRST_ROUND, llava_next.FIRST_ROUND + 1]
+    assert rounds == [llava_next.NEXT.first_round, llava_next.NEXT.first_round + 1]
 
 
 def test_the_packaged_model_loads_as_any_other_and_says_its_size(trained, base):
@@ -313,7 +314,7 @@ def test_the_card_holds_the_figures_of_the_log(trained):
     card = (trained / "model" / "README.md").read_text()
     full = [entry for entry in package.read_log(trained / "second") if entry.get("check") == "full"][-1]
     assert full["kept"] == TOKENS and f"| full | {TOKENS} | {100 * full['mean']:.1f} |" in card
-    assert f"| language | {llava_next.FIRST_ROUND + 1} | 0 | 4 | 2 |" in card
+    assert f"| language | {llava_next.NEXT.first_round + 1} | 0 | 4 | 2 |" in card
 
 
 def test_weights_of_another_model_and_an_empty_folder_are_refused(tokenizer, base_folder, tmp_path):
@@ -337,4 +338,4 @@ def test_a_run_that_was_saved_in_several_files_is_read_whole(tokenizer, base_fol
 def test_packaging_needs_the_log_of_the_run(tokenizer, base_folder, model, tmp_path):
     package.write_state(llava_next.trained_part(model), tmp_path)
     with pytest.raises(ValueError, match="no log"):
-        llava_next.package(tmp_path, [], tmp_path / "out", base_folder)
+        llava_next.package(llava_next.NAME, tmp_path, [], tmp_path / "out", base_folder)

@@ -144,8 +144,8 @@ def test_the_tower_pass_is_the_stock_one(model, tokenizer, size):
 
 def test_packed_turns_cost_what_the_stock_model_gives_each_turn_by_itself(model, tokenizer, encode):
     scenes = scenes_of(3)
-    told = [training_turns_by_kind(scene, Rng("test", scene.index), 3) for scene in scenes]
-    batch = feed.draw_batch(feed.LanguageBatch(encode, reference.END, count=3)._arrays(scenes, told), CPU)
+    about = [training_turns_by_kind(scene, Rng("test", scene.index), 3) for scene in scenes]
+    batch = feed.draw_batch(feed.LanguageBatch(encode, reference.END, count=3)._arrays(scenes, about), CPU)
     batch = pretrain.at_size(batch, *SIZE)
     tokens = GRID[0] * GRID[1]
     keep = torch.stack([torch.randperm(tokens, generator=torch.Generator().manual_seed(i))[:9] for i in range(3)])
@@ -214,7 +214,7 @@ def test_whitened_patches_spread_evenly_over_the_embedding(width, tokenizer):
     assert spread() < 2.5 < before
 
 
-# What the tower is taught --------------------------------------------------------------------------------------------
+# Targets of the tower ------------------------------------------------------------------------------------------------
 
 
 def test_a_token_names_how_far_away_and_how_large_its_item_is():
@@ -235,8 +235,8 @@ def test_a_token_names_how_far_away_and_how_large_its_item_is():
                 assert said[place["shape"]] == thing.shape and said[place["kind"]] == 1
                 middle = (token % GRID[1] * 16 + 8, token // GRID[1] * 16 + 8)
                 for name, at, low, high in (("across", 0, x0, x1), ("down", 1, y0, y1)):
-                    told = (int(said[place[name]]) - supervision.REACH) * supervision.STEP
-                    assert abs(told - ((low + high) / 2 - middle[at])) <= supervision.STEP / 2 + 1e-3
+                    off = (int(said[place[name]]) - supervision.REACH) * supervision.STEP
+                    assert abs(off - ((low + high) / 2 - middle[at])) <= supervision.STEP / 2 + 1e-3
                 assert int(said[place["width"]]) == int((x1 - x0) / supervision.STEP + 1e-6)
                 named += 1
         bare = targets[row, (item[row] == 0) & (covers[row] == 0)]
@@ -251,8 +251,8 @@ def test_of_a_ruined_picture_a_token_names_the_quality_alone():
     batch = pretrain.at_size(feed.draw_batch(supervision.tower_batch(scenes), CPU), *SIZE)
     item, covers = any_passes.items_of(batch, 16)
     targets = supervision.token_targets(batch["items"], batch["boxes"], item, covers, GRID, 16)
-    told = set(torch.where(targets != turns.IGNORE)[2].tolist())
-    assert told == {list(supervision.FIELDS).index("quality")}
+    named = set(torch.where(targets != turns.IGNORE)[2].tolist())
+    assert named == {list(supervision.FIELDS).index("quality")}
 
 
 def test_owners_and_pixels_are_sized_alike():
@@ -353,8 +353,8 @@ def test_the_leak_of_a_tower_is_measured_at_any_size():
     local, local_twin = (passes.patches_of(batch[name], 8, 2).flatten(2) for name in ("pixels", "twin"))
     silent = any_supervision.leak(local, local_twin, batch["pixels"], batch["twin"], 16)
     spread, spread_twin = (part + part.mean(1, keepdim=True) for part in (local, local_twin))
-    told = any_supervision.leak(spread, spread_twin, batch["pixels"], batch["twin"], 16)
-    assert float(silent) < 1e-3 < float(told)
+    leaking = any_supervision.leak(spread, spread_twin, batch["pixels"], batch["twin"], 16)
+    assert float(silent) < 1e-3 < float(leaking)
 
 
 def test_a_tower_from_nothing_learns_to_see_before_a_leak_counts(tmp_path):

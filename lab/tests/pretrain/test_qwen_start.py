@@ -89,14 +89,14 @@ def test_the_tokens_of_the_base_are_averaged_over_what_a_token_looks_at(tokenize
 def test_an_aligned_merger_writes_what_the_decoder_is_used_to(base, tokenizer):
     model = qwen.build_model(LARGER, tokenizer).eval()
     tower, shown = model.model.visual, pictures(16)
-    told = start.align_merger_(tower, base, shown.split(4))
+    explained = start.align_merger_(tower, base, shown.split(4))
     with torch.no_grad():
         written = passes.merge_features(tower, passes.tower_features(tower, shown))
         wanted = start.base_tokens(base, shown)
     assert written.shape[-1] == 96 and not bool(written[..., 32:].any())
     left = (written[..., :32] - wanted).square().mean() / (wanted - wanted.mean((0, 1))).square().mean()
-    assert told == pytest.approx(1 - float(left), abs=1e-3)
-    assert told > 0.1  # patches alone tell that much
+    assert explained == pytest.approx(1 - float(left), abs=1e-3)
+    assert explained > 0.1  # patches alone explain that much
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ def test_a_language_run_on_a_tower_starts_from_the_decoder_that_its_size_names(t
     for name, init in (("first", "tower"), ("second", "first")):
         pretrain.main([*common, "--stage", "language", "--init", str(tmp_path / init), "--out", str(tmp_path / name)])
     first, second = (package.read_log(tmp_path / name) for name in ("first", "second"))
-    assert any("told_of_its_tokens" in entry for entry in first)
-    assert not any("told_of_its_tokens" in entry for entry in second)  # it goes on with its own
+    assert any("variance_explained" in entry for entry in first)
+    assert not any("variance_explained" in entry for entry in second)  # it goes on with its own
     assert next(entry["loss"] for entry in first if "loss" in entry) < 4  # from nothing it would be log(683) = 6.5
     state = package.read_state(tmp_path / "first")
     known = reference.load_reference("scenes-nano")[0].lm_head.weight

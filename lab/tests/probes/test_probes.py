@@ -164,7 +164,7 @@ def test_the_throttled_landscape_is_smoother_than_the_hard_one(bench: Bench, mea
     assert "slice" not in rows["diffprune", 2.0][SEEDS]["42"]["curves"]  # the paper's has no bridge
 
 
-def test_quick_products_are_for_a_gpu_and_for_the_landscape_alone() -> None:
+def test_fast_products_are_for_a_gpu_and_for_the_landscape_alone() -> None:
     before = torch.get_float32_matmul_precision()
     with landscape.fast_float32("cpu"):
         assert torch.get_float32_matmul_precision() == before
@@ -230,13 +230,6 @@ def test_with_the_bridge_a_hard_choice_in_training_is_the_deployed_one(bench: Be
     assert (throttled(1e-6, 0.0) - hard).abs().max() > 1e-2  # noise in their place is not their absence
     throttled(2.0, remove_below)
     assert seen == [int(k[0]), 64, 64]  # while weights are soft, nothing is taken out
-
-
-def test_the_illustration_keeps_twelve_cells_of_forty_nine() -> None:
-    drawn = alignment.illustration()
-    assert drawn["weights"].shape == (7, 7) and drawn["weights"].sum() == pytest.approx(12)
-    assert drawn["kept"].sum() == 12
-    assert drawn["weights"][drawn["kept"] == 1].min() >= drawn["weights"][drawn["kept"] == 0].max()
 
 
 def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(

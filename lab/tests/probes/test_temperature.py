@@ -85,7 +85,7 @@ def test_what_is_no_such_run_is_refused(tmp_path, capsys) -> None:
     for weights, words in (
         ([], "no run was named"),
         (["--weights", str(tmp_path)], "is no run of `diffprune train` with diffprune on scenes"),
-        (["--weights", "a/run,b/run"], "have a name in common"),
+        (["--weights", "a/run,b/run"], "have the same name"),
         (["--size", "huge"], "size 'huge'"),
     ):
         assert _run(["probe", "temperature", "--out", str(tmp_path), "--device", "cpu", *weights]) == 1

@@ -7,7 +7,7 @@ from diffprune_lab.scenes.tasks import TASKS, build_task
 
 
 def test_a_thousand_scenes_with_their_texts_and_pictures_are_what_they_were_when_this_was_written():
-    """The same digests came out of torch 2.11.0 and 2.13.0."""
+    """Digests that came out of torch 2.11.0 and 2.13.0 alike."""
     texts, pictures = hashlib.sha256(), hashlib.sha256()
     for task in TASKS:
         questions = build_task(task, "test", 100).questions

@@ -9,7 +9,7 @@ import pytest
 from diffprune.rng import Rng
 from diffprune_lab.scenes import language
 from diffprune_lab.scenes.language import CHINESE, ENGLISH, PLANS, UNANSWERABLE
-from diffprune_lab.scenes.training_turns import training_turns, training_turns_by_kind
+from diffprune_lab.scenes.training_turns import training_turns_by_kind
 from diffprune_lab.scenes.world import CELLS, COLORS, PATTERNS, SHAPES, SIZES, Scene, Sign, Thing, make_scene
 
 
@@ -334,7 +334,7 @@ def test_a_ruined_picture_is_never_asked_what_can_be_answered():
 def test_the_text_of_a_thousand_scenes_is_the_same_everywhere():
     digest = hashlib.sha256()
     for index in range(1000):
-        for prompt, said in training_turns(make_scene("train", index), Rng("exact", index), 3):
+        for _, prompt, said in training_turns_by_kind(make_scene("train", index), Rng("exact", index), 3):
             digest.update(f"{prompt}\n{said}\n".encode())
     assert digest.hexdigest()[:16] == "54f9ccc7930d5d83"
 
@@ -344,6 +344,6 @@ def test_all_texts_hold_every_word_that_occurs():
     known = {found for text in language.all_texts() for found in piece.findall(text)}
     for index in range(250):
         scene = make_scene("train", index)
-        for prompt, said in training_turns(scene, Rng("vocabulary", index), 8):
+        for _, prompt, said in training_turns_by_kind(scene, Rng("vocabulary", index), 8):
             assert known.issuperset(piece.findall(f"\n{prompt}") + piece.findall(f" {said}")), (prompt, said)
     assert len(known) < 500  # a small vocabulary: the reader is a small model

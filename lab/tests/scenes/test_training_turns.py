@@ -7,14 +7,16 @@ import pytest
 
 from diffprune.rng import Rng
 from diffprune_lab.scenes.tasks import TASKS
-from diffprune_lab.scenes.training_turns import DEFAULT_WEIGHTS, training_turns, training_turns_by_kind
+from diffprune_lab.scenes.training_turns import DEFAULT_WEIGHTS, training_turns_by_kind
 from diffprune_lab.scenes.world import make_scene
 
 
 def test_popular_pairs_are_there_as_often_as_not_in_training():
     answers = Counter()
     for index in range(800):
-        for prompt, said in training_turns(make_scene("train", index), Rng("popular", index), 4, {"pope": 1}):
+        for _, prompt, said in training_turns_by_kind(
+            make_scene("train", index), Rng("popular", index), 4, {"pope": 1}
+        ):
             if re.search(r"red heart|green tree|yellow star|brown house|black arrow|white moon", prompt):
                 answers[said] += 1
     assert answers.total() > 60
@@ -52,7 +54,7 @@ def test_a_scene_gets_one_caption_and_no_prompt_twice():
 
 def test_an_unknown_weight_is_refused_with_the_names_there_are():
     with pytest.raises(ValueError, match="no task 'okvqa' to weigh: choose among caption, gqa"):
-        training_turns(make_scene("train", 0), Rng(0), 1, {"okvqa": 1})
+        training_turns_by_kind(make_scene("train", 0), Rng(0), 1, {"okvqa": 1})
 
 
 def test_yes_and_no_are_about_balanced_in_training():

@@ -25,10 +25,10 @@ def test_every_method_before_the_language_model_has_a_row_for_every_shape(tmp_pa
     assert "diffprune" in capsys.readouterr().out
 
 
-def test_quick_methods_have_all_shapes_before_a_slow_one_has_any():
+def test_fast_methods_have_all_shapes_before_a_slow_one_has_any():
     rows = selection.Run(TINY, "cpu", 0.0, lambda rows: None).run()
-    quick = [row["method"] in selection.QUICK for row in rows]
-    assert quick == sorted(quick, reverse=True) and 0 < sum(quick) < len(quick)
+    fast = [row["method"] in selection.FAST for row in rows]
+    assert fast == sorted(fast, reverse=True) and 0 < sum(fast) < len(fast)
     for method in {row["method"] for row in rows}:
         assert [row["num_visual"] for row in rows if row["method"] == method] == [24, 48]
 

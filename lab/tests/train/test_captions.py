@@ -84,28 +84,28 @@ def test_a_time_limit_ends_the_run_in_place_of_the_steps(monkeypatch: pytest.Mon
         return now
 
     monkeypatch.setattr(time, "perf_counter", clock)
-    told: list[float] = []
+    done_at: list[float] = []
     values = train_on_captions(
         tiny_scenes.pruned("diffprune"),
         steps=10_000,
         batch_size=1,
         budgets=(2, 8),
         seconds=0.5,
-        on_step=lambda done, loss: told.append(done),
+        on_step=lambda done, loss: done_at.append(done),
     )
     assert 1 < len(values) <= 10  # the clock is read at least once a step
-    assert len(told) == len(values) and told == sorted(told) and told[-1] <= 1.0
+    assert len(done_at) == len(values) and done_at == sorted(done_at) and done_at[-1] <= 1.0
 
 
 def test_each_picture_has_a_budget_of_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     loss = PrunedVLM.loss
 
-    def listen(vlm: PrunedVLM, *arguments: Any, keep: Tensor, **options: Any) -> Tensor:
+    def record(vlm: PrunedVLM, *arguments: Any, keep: Tensor, **options: Any) -> Tensor:
         given.extend(keep.tolist())
         return loss(vlm, *arguments, keep=keep, **options)
 
-    monkeypatch.setattr(PrunedVLM, "loss", listen)
+    monkeypatch.setattr(PrunedVLM, "loss", record)
     train_on_captions(tiny_scenes.pruned("diffprune"), steps=10, batch_size=4, budgets=(2, 5))
     assert len(given) == 40 and set(given) == {2, 3, 4, 5}
 

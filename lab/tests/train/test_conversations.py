@@ -8,6 +8,6 @@ from tests.train.test_conversations import talk
 def test_the_reference_model_is_asked_on_as_its_template_says() -> None:
     vlm = PrunedVLM(*load_base("scenes-nano"))
     ids = talk(vlm).features["input_ids"][0].tolist()
-    told = " ASSISTANT: a cat</s>USER: Where? ASSISTANT: to the left</s>USER: Sure? ASSISTANT: yes</s>"
-    words = vlm.backbone.tokenizer(told, add_special_tokens=False)["input_ids"]
+    text = " ASSISTANT: a cat</s>USER: Where? ASSISTANT: to the left</s>USER: Sure? ASSISTANT: yes</s>"
+    words = vlm.backbone.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert ids[-len(words) :] == words

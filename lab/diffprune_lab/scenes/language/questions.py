@@ -204,7 +204,7 @@ def ask_missing_sign(scene: Scene, rng: Rng, words: Words) -> Asked | None:
 
 
 def ask_ruined(scene: Scene, rng: Rng, words: Words) -> Asked | None:
-    """Any attribute, or the sign, in a picture that nothing can be told from."""
+    """Any attribute, or the sign, in a picture that shows nothing recognisable."""
     if scene.quality != "ruined":
         return None
     attribute = rng.choice((*ATTRIBUTES, "sign"))
@@ -350,7 +350,7 @@ def other_names(scene: Scene, rng: Rng, words: Words, right: str, count: int) ->
 def grid_of_names(scene: Scene, rng: Rng, words: Words) -> tuple[str, list[str]] | None:
     """A thing of the scene, and three that are not there: two colors times two shapes.
 
-    Each color and each shape occurs twice, so that the options alone do not tell which one is right.
+    Each color and each shape occurs twice, so that the options alone do not give away which one is right.
     """
     present = {(thing.color, thing.shape) for thing in scene.things}
     thing = rng.choice(scene.things)
