@@ -1,11 +1,13 @@
-"""What every test shares: no network, one thread, and the repository's root."""
+"""What every test shares: no network, one thread, seeded generators, and the repository's root."""
 
 import os
+import random
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which reads it once
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +25,24 @@ except ImportError:  # the library's tests run without the lab
     pass
 else:
     diffprune_lab.join()
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    """A fixture draws the same numbers whichever test asks for it first."""
+    _seed(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """A test draws the same numbers alone, in any order and in any worker."""
+    _seed(0)
 
 
 @pytest.fixture(scope="session")

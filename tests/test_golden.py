@@ -6,18 +6,15 @@ float64 makes as well are compared.
 
 import copy
 import json
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tools.golden import commands, models
 from tools.golden.__main__ import differences
 
-TOLERANCE = 1e-3  # with other vector instructions, 20 steps end 1e-5 apart
+TOLERANCE = 1e-3  # with other vector instructions
 METHODS = ("diffprune", "visionselector", "divprune", "visionzip", "pyramiddrop")
 
 
@@ -41,24 +38,6 @@ def test_what_is_kept_and_what_it_costs_is_as_recorded(family: str, method: str,
     assert now.keys() == was.keys() & {"dropped", "loss", "gradient", "value"}
     for name in now.keys() - {"value"}:
         assert float.fromhex(now[name]) == pytest.approx(float.fromhex(was[name]), rel=TOLERANCE), name
-
-
-def test_twenty_training_steps_lose_what_they_lost(tmp_path: Path, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = commands.write_config(tmp_path / "small.yaml", commands.recipe_of("small"))
-    arguments = ["diffprune", "train", "--config", str(config), "--out", str(tmp_path / "run"), "--json"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("diffprune", run_name="__main__")
-    assert end.value.code == 0
-    was = [row for row in rows("train") if row["run"] == "small" and row["kind"] != "weights"]
-    now = commands.metrics(tmp_path / "run")
-    assert [(row["kind"], row["step"]) for row in now] == [(row["kind"], row["step"]) for row in was]
-    for old, new in zip(was, now, strict=True):
-        # `random` draws from the pictures' pixels, which another processor may draw a last bit apart
-        for name in new.keys() & {"loss", "tau", "entropy", "throttled", "hard"}:
-            values = [float.fromhex(row[name]) for row in (new, old)]
-            assert values[0] == pytest.approx(values[1], rel=TOLERANCE), (old["kind"], old["step"], name)
 
 
 def test_every_difference_is_told(rows: Any) -> None:

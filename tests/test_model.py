@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import diffprune as dp
-from diffprune import loading, model
+from diffprune import api, loading, model
 from diffprune.api import load_vlm
 from diffprune.loading import refuse_gaps
 from diffprune.methods.base import Card, Kept, MergingPruner
@@ -70,7 +70,7 @@ def test_a_method_with_options_in_its_name_is_built_around_a_model_wrapped_once(
 
     for module in (loading, model):
         monkeypatch.setattr(module, "wrap_backbone", count)
-    monkeypatch.setattr(loading, "load_base", lambda name: (plain.base, plain.processor))
+    monkeypatch.setattr(api, "load_base", lambda name: (plain.base, plain.processor))
     # `budget` is an option of the method as well as of the model around it: each keeps its own.
     vlm = load_vlm("none", model="any", method="fastv[layer=1;budget=average]", keep="4", device="cpu")
     assert wrapped == [vlm.backbone] and vlm.budget_rule == "global" and vlm.budget.keep == 4

@@ -1,7 +1,6 @@
 """What is shipped fits what is written about it."""
 
 import importlib.metadata
-import importlib.util
 import re
 import tomllib
 
@@ -10,19 +9,12 @@ import pytest
 import diffprune
 from diffprune.cli.doctor import _NEEDED
 from diffprune.extras import EXTRAS
+from tools import check_imports
 
 
 @pytest.fixture(scope="module")
 def project(root):
     return tomllib.loads((root / "pyproject.toml").read_text())
-
-
-@pytest.fixture(scope="module")
-def check_imports(root):
-    spec = importlib.util.spec_from_file_location("check_imports", root / "tools/check_imports.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def name_of(requirement: str) -> str:
@@ -34,7 +26,7 @@ def test_the_version_is_the_same_everywhere(project, root):
     assert f"## {diffprune.__version__}" in (root / "CHANGELOG.md").read_text()
 
 
-def test_the_core_needs_only_what_the_import_check_allows(project, check_imports):
+def test_the_core_needs_only_what_the_import_check_allows(project):
     modules = {"pillow": "PIL", "pyyaml": "yaml"}
     needed = {name_of(requirement) for requirement in project["project"]["dependencies"]}
     assert {modules.get(name, name) for name in needed} == check_imports.CORE
@@ -58,7 +50,7 @@ def test_every_public_name_can_be_had():
     assert "full" in diffprune.methods() and "llava" in diffprune.backbones()
 
 
-def test_imports_point_one_way(check_imports, root):
+def test_imports_point_one_way(root):
     assert check_imports.check(root / "src/diffprune") == []
     assert check_imports.check(root / "lab/diffprune_lab") == []
 
@@ -78,7 +70,7 @@ def test_imports_point_one_way(check_imports, root):
         ("nn/a.py", "from . import blocks", "relative import"),
     ],
 )
-def test_an_import_that_points_the_wrong_way_is_found(check_imports, tmp_path, file, text, message):
+def test_an_import_that_points_the_wrong_way_is_found(tmp_path, file, text, message):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
@@ -86,7 +78,7 @@ def test_an_import_that_points_the_wrong_way_is_found(check_imports, tmp_path, f
     assert message in found
 
 
-def test_modules_that_import_each_other_are_found_even_inside_functions(check_imports, tmp_path):
+def test_modules_that_import_each_other_are_found_even_inside_functions(tmp_path):
     folder = tmp_path / "diffprune"
     (folder / "ops").mkdir(parents=True)
     (folder / "ops" / "a.py").write_text("def f():\n    from diffprune.ops.b import g\n    return g")
@@ -95,7 +87,7 @@ def test_modules_that_import_each_other_are_found_even_inside_functions(check_im
     assert found == "diffprune: these import each other: diffprune.ops.a, diffprune.ops.b"
 
 
-def test_an_extra_imported_where_it_is_used_is_fine(check_imports, tmp_path):
+def test_an_extra_imported_where_it_is_used_is_fine(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "data.py").write_text("def load():\n    import datasets\n    return datasets\n")
     assert check_imports.check(tmp_path) == []

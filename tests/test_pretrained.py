@@ -93,29 +93,16 @@ def runs_copy() -> tuple[Any, Any]:
     return importlib.import_module("tests.tiny.llava").build()
 
 
-def test_the_scorer_that_ships_is_loaded_by_its_name() -> None:
-    vlm = PrunedVLM.from_pretrained("scenes-llava-diffprune", keep=64)
-    assert vlm.method.name == "diffprune" and vlm.base.config.image_seq_length == 576
-
-
 def test_a_name_without_a_shipped_scorer_is_an_absent_folder() -> None:
-    with pytest.raises(ValueError, match=r"scenes-nano-diffprune.config\.json is missing"):
-        PrunedVLM.from_pretrained("scenes-nano-diffprune")
-
-
-def test_a_reference_model_takes_a_type_by_name_and_refuses_what_it_cannot_follow() -> None:
-    model, _ = loading.load_base("scenes-nano", dtype="bfloat16")
-    assert model.dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="scenes-nano comes with the lab"):
-        loading.load_base("scenes-nano", revision="main")
+    with pytest.raises(ValueError, match=r"llava-1\.5-7b-diffprune.config\.json is missing"):
+        PrunedVLM.from_pretrained("llava-1.5-7b-diffprune")
 
 
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("scenes-nona", r"'scenes-nona' is neither .* did you mean scenes-nano"),
         ("llava-1.5-8b", "did you mean .*llava-1.5-7b"),
-        ("zebra", r"'zebra' .*give a folder that is there, a hub id \(owner/name\) or one of scenes-llava"),
+        ("zebra", r"'zebra' .*give a folder that is there, a hub id \(owner/name\) or one of .*llava-1\.5-7b"),
         ("/no/such/folder", "'/no/such/folder' .*give a folder that is there"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`diffprune ask` and `diffprune show` with the shipped reference model, and the drawing behind them."""
+"""`diffprune ask` and `diffprune show` with a tiny model, and the drawing behind them."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ from diffprune.cli.main import _run
 from diffprune.model import PrunedVLM
 from diffprune.types import ImageSelection
 from diffprune.viz import end_similarity, light_up
-from diffprune_lab.scenes import make_scene, pack, render
-from diffprune_lab.scenes.encode import to_images
+from tests import tiny
+from tests.train import runs
 
 
 def selection(keep: list[int]) -> ImageSelection:
@@ -41,23 +41,20 @@ def test_the_matrix_holds_the_top_before_the_bottom() -> None:
 
 
 @pytest.fixture(scope="module")
-def scene_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("scene") / "scene.png"
-    scene = make_scene("test", 3, kind="sign", quality="clear")
-    to_images(render(pack([scene]), "cpu"))[0].save(path)
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a model that sees 4 x 4 tokens."""
+    return str(runs.save_model(tmp_path_factory.mktemp("base")))
+
+
+@pytest.fixture(scope="module")
+def picture_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("picture") / "picture.png"
+    tiny.picture(1, (tiny.SIDE, tiny.SIDE)).save(path)
     return path
 
 
-def test_ask_answers_about_a_picture_with_an_eighth_of_its_tokens(scene_file: Path, capsys) -> None:
-    sign = make_scene("test", 3, kind="sign", quality="clear").sign
-    assert sign is not None
-    options = ["--model", "scenes-llava", "--method", "cls_attention", "--keep", "72", "--device", "cpu", "--json"]
-    assert _run(["ask", "--image", str(scene_file), *options, "What does the sign say?"]) == 0
-    assert json.loads(capsys.readouterr().out)["answer"] == sign.text
-
-
-def test_ask_and_show_take_a_method_with_its_options(scene_file: Path, tmp_path: Path, capsys) -> None:
-    common = ["--image", str(scene_file), "--model", "scenes-nano", "--keep", "100", "--device", "cpu", "--json"]
+def test_ask_and_show_take_a_method_with_its_options(model: str, picture_file: Path, tmp_path: Path, capsys) -> None:
+    common = ["--image", str(picture_file), "--model", model, "--keep", "10", "--device", "cpu", "--json"]
     kept = []
     for method in ("random[seed=1]", "random[seed=2]", "random[seed=1]"):
         assert _run(["show", *common, "--method", method, "--out", str(tmp_path / "kept.png")]) == 0
@@ -72,23 +69,12 @@ def test_ask_and_show_take_a_method_with_its_options(scene_file: Path, tmp_path:
     assert "has no option 'bugdet'; did you mean budget (of layer, budget)?" in capsys.readouterr().err
 
 
-def test_show_draws_what_is_kept_and_the_two_ends(scene_file: Path, tmp_path: Path, capsys) -> None:
-    options = [
-        "show",
-        "--image",
-        str(scene_file),
-        "--model",
-        "scenes-nano",
-        "--method",
-        "cls_attention",
-        "--keep",
-        "16",
-    ]
+def test_show_draws_what_is_kept_and_the_two_ends(model: str, picture_file: Path, tmp_path: Path, capsys) -> None:
+    options = ["show", "--image", str(picture_file), "--model", model, "--method", "cls_attention", "--keep", "4"]
     assert _run([*options, "--out", str(tmp_path / "kept.png"), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["keep"]) == 16
-    lit, picture = (np.asarray(Image.open(path)) for path in (tmp_path / "kept.png", scene_file))
-    share = (lit == picture).all(-1).mean()
-    assert 0.08 < share < 0.2, "16 of 144 tokens stay lit"
+    assert len(json.loads(capsys.readouterr().out)["keep"]) == 4
+    lit, picture = (np.asarray(Image.open(path)) for path in (tmp_path / "kept.png", picture_file))
+    assert (lit == picture).all(-1).mean() == pytest.approx(4 / 16, abs=0.01), "4 of 16 tokens stay lit"
     assert _run([*options, "--out", str(tmp_path / "ends.png"), "--matrix"]) == 0
     with Image.open(tmp_path / "ends.png") as drawn:
         assert drawn.width > 600
@@ -108,32 +94,35 @@ def test_wrong_turns_get_one_sentence(arguments: list[str], sentence: str, capsy
     assert sentence in error and len(error.splitlines()) == 1
 
 
-def test_a_learned_method_without_weights_is_refused(scene_file: Path, capsys) -> None:
-    assert _run(["ask", "--image", str(scene_file), "--method", "diffprune", "--keep", "16", "what?"]) != 0
+def test_a_learned_method_without_weights_is_refused(picture_file: Path, capsys) -> None:
+    assert _run(["ask", "--image", str(picture_file), "--method", "diffprune", "--keep", "16", "what?"]) != 0
     assert "method 'diffprune' is learned and needs weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["ask", "show"])
 def test_a_device_that_is_not_there_is_one_sentence_before_anything_is_loaded(
-    command: str, scene_file: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    command: str, picture_file: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffprune.api.load_base", lambda name: pytest.fail("the model is loaded"))
     rest = ["what?"] if command == "ask" else ["--out", str(tmp_path / "x.png")]
-    assert _run([command, "--image", str(scene_file), "--device", "cuda:99", *rest]) != 0
+    assert _run([command, "--image", str(picture_file), "--device", "cuda:99", *rest]) != 0
     error = capsys.readouterr().err.strip()
     assert error.startswith("diffprune: device 'cuda:99' cannot be used here") and len(error.splitlines()) == 1
 
 
-def test_the_model_and_its_method_go_to_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    vlm = load_vlm("scenes-llava-diffprune", model="", method="", keep="16", device="cpu")
+def test_the_model_and_its_method_go_to_the_device_asked_for(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4).save_pretrained(tmp_path, base_id=model)
+    vlm = load_vlm(str(tmp_path), model="", method="", keep="4", device="cpu")
     places: list[tuple[str, object]] = []
     monkeypatch.setattr(type(vlm.base), "to", lambda self, where: places.append(("base", where)))
     monkeypatch.setattr(type(vlm.method), "to", lambda self, where: places.append(("method", where)))
     monkeypatch.setattr(PrunedVLM, "from_pretrained", lambda pruner, keep: vlm)
-    assert load_vlm("scenes-llava-diffprune", model="", method="", keep="16", device="warp") is vlm
+    assert load_vlm(str(tmp_path), model="", method="", keep="4", device="warp") is vlm
     assert places == [("base", "warp"), ("method", "warp")]
 
 
-def test_a_budget_that_is_none_is_named_on_the_command_line(scene_file: Path, capsys) -> None:
-    assert _run(["ask", "--image", str(scene_file), "--keep", "half", "what?"]) != 0
+def test_a_budget_that_is_none_is_named_on_the_command_line(picture_file: Path, capsys) -> None:
+    assert _run(["ask", "--image", str(picture_file), "--keep", "half", "what?"]) != 0
     assert "keep='half'" in capsys.readouterr().err

@@ -104,7 +104,9 @@ def text_files(root: Path) -> Iterator[Path]:
         subfolders[:] = sorted(name for name in subfolders if not is_made(name))
         if Path(folder) == root / "runs":
             subfolders.clear()  # scripts stand in runs/ itself, what they write in folders below
-        yield from (Path(folder) / name for name in sorted(names) if Path(name).suffix in TEXT_SUFFIXES)
+        yield from (
+            Path(folder) / name for name in sorted(names) if name != ".git" and Path(name).suffix in TEXT_SUFFIXES
+        )
 
 
 def is_made(folder: str) -> bool:

@@ -29,7 +29,8 @@ THREE_BLOCKS = replace(SPEC, patch=24, vision_blocks=3, vision_hidden=48, text_h
 def build() -> tuple[Any, Any]:
     """(model, processor), built once per test process; weights are widened so that differences show."""
     tokenizer = reference.build_tokenizer()
-    model = reference.build_model(SPEC, tokenizer).eval()
+    with torch.random.fork_rng(devices=[]):  # so that a test draws the same whether or not it is the first to build
+        model = reference.build_model(SPEC, tokenizer).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:

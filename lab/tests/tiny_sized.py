@@ -18,13 +18,15 @@ def build(family: str) -> tuple[Any, Any]:
     """(model, processor), built once per test process; weights are widened so that differences show."""
     if family == "llava_next":
         base, processor = tiny_scenes.build()
-        model = tiled.build_next(base, processor.tokenizer)
+        with torch.random.fork_rng(devices=[]):  # a test draws the same whether or not it is the first to build
+            model = tiled.build_next(base, processor.tokenizer)
         return model, tiled.build_processor(processor.tokenizer, patch=tiny_scenes.SPEC.patch)
     spec = native.QwenSpec(
         vision_width=32, vision_blocks=2, vision_hidden=32, text_width=64, text_layers=2, text_hidden=32
     )
     tokenizer = native.build_tokenizer()
-    model = native.build_model(spec, tokenizer).eval()
+    with torch.random.fork_rng(devices=[]):
+        model = native.build_model(spec, tokenizer).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:

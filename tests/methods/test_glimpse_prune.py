@@ -12,9 +12,6 @@ from diffprune.inside.stream import entering, start, with_glimpse
 from diffprune.methods.glimpse_prune import GlimpsePrune, region_loss
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
-from diffprune.types import VisualTokens
-from diffprune_lab.scenes import make_scene
-from diffprune_lab.scenes.captions import item_regions
 from tests import tiny
 from tests.contracts.vlm import pruned, splice_all
 
@@ -131,21 +128,6 @@ def test_boxes_teach_it_and_data_without_boxes_is_refused() -> None:
     assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in vlm.method.parameters())
     other = vlm.loss(batch, tokens=dataclasses.replace(with_regions, regions=~regions))
     assert abs((loss - other).item()) > 1e-3
-
-
-def test_regions_are_the_tokens_that_see_an_item() -> None:
-    scene = make_scene("train", 0, seed=0)
-    side, cell = 12, 16
-    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    where = torch.stack([columns, rows, columns + 1, rows + 1], dim=-1).flatten(0, 1) * float(cell)
-    tokens = VisualTokens(x=torch.zeros(1, side * side, 8), boxes=where[None])
-    found = item_regions(tokens, [scene])
-    assert found is not None
-    for thing in scene.things:
-        x0, y0, x1, y1 = thing.box
-        assert found[0, (y0 + y1) // 2 // cell * side + (x0 + x1) // 2 // cell]
-    assert not found.all()
-    assert item_regions(tokens, [tiny.picture(1)]) is None
 
 
 def test_the_cut_lies_at_the_release_s_depth() -> None:

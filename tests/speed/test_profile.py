@@ -72,7 +72,7 @@ def test_a_method_that_fails_is_a_row_and_the_run_goes_on(monkeypatch):
 
 
 def test_what_there_was_no_time_for_is_no_row_but_has_a_name():
-    settings = profile.ProfileSettings(**{**OPTIONS, "seconds": 1e-6}, methods=["full"], paths=["eager"])
+    settings = profile.ProfileSettings(**{**OPTIONS, "seconds": -1.0}, methods=["full"], paths=["eager"])
     rows = profile.profile(settings)
     assert len(rows) == 1 and "path" not in rows[0]
     assert profile.not_run(settings, rows) == ["qwen2.5-vl-7b, full, 1.0, eager, batch 2, text 40"]

@@ -23,8 +23,9 @@ __all__ = ["byte_tokenizer"]
 @cache
 def build(family: str) -> tuple[Any, Any]:
     """(model, processor) of a family, built once per test process."""
-    torch.manual_seed(0)
-    model, processor = importlib.import_module(f"tests.tiny.{family}").build()
+    with torch.random.fork_rng(devices=[]):  # so that a test draws the same whether or not it is the first to build
+        torch.manual_seed(0)
+        model, processor = importlib.import_module(f"tests.tiny.{family}").build()
     return finish(model, processor), processor
 
 

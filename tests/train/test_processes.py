@@ -46,7 +46,7 @@ def test_two_processes_have_the_losses_of_one(shard: str, one: Path, tmp_path: P
         [sys.executable, *LAUNCH.split(), "--main_process_port", "0", *command.split()],
         env={**runs.environment(), "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
-        timeout=200,
+        timeout=600,  # hangs; a busy machine may take minutes
         check=False,
     )
     assert two.returncode == 0, two.stderr.decode()

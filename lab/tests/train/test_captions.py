@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from diffprune.model import PrunedVLM
+from diffprune.types import VisualTokens
 from diffprune_lab.scenes import Rng, captions, make_scene
-from diffprune_lab.scenes.captions import caption_batch, train_on_captions
+from diffprune_lab.scenes.captions import caption_batch, item_regions, train_on_captions
 from diffprune_lab.scenes.language import caption
 from lab.tests import tiny_scenes
+from tests import tiny
 
 
 def test_a_caption_batch_is_what_prepare_would_give() -> None:
@@ -116,3 +118,18 @@ def test_a_method_without_weights_and_an_empty_range_are_refused() -> None:
     for budgets in ((8, 2), (0, 8)):
         with pytest.raises(ValueError, match="is no range of tokens"):
             train_on_captions(tiny_scenes.pruned("diffprune"), steps=1, budgets=budgets)
+
+
+def test_regions_are_the_tokens_that_see_an_item() -> None:
+    scene = make_scene("train", 0, seed=0)
+    side, cell = 12, 16
+    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    where = torch.stack([columns, rows, columns + 1, rows + 1], dim=-1).flatten(0, 1) * float(cell)
+    tokens = VisualTokens(x=torch.zeros(1, side * side, 8), boxes=where[None])
+    found = item_regions(tokens, [scene])
+    assert found is not None
+    for thing in scene.things:
+        x0, y0, x1, y1 = thing.box
+        assert found[0, (y0 + y1) // 2 // cell * side + (x0 + x1) // 2 // cell]
+    assert not found.all()
+    assert item_regions(tokens, [tiny.picture(1)]) is None
