@@ -92,7 +92,7 @@ def test_what_is_dead_is_collected_before_the_capture(device: MadeUpDevice) -> N
     assert finalised == ["main"]
 
 
-def test_in_a_settled_heap_what_is_new_is_collected_and_all_of_it_afterwards() -> None:
+def test_in_a_frozen_heap_what_is_new_is_collected_and_all_of_it_afterwards() -> None:
     class Cycle:
         def __init__(self) -> None:
             self.itself = self
