@@ -190,7 +190,8 @@ def test_a_mistake_about_pruners_is_one_sentence(run, saved, pruners: str, argum
 def test_two_pruners_of_one_label_and_seed_are_refused(run, saved: list[Path], monkeypatch) -> None:
     from diffprune.config import make_config
 
-    config = make_config({"backbone": {"name": "llava", "weights": "some"}, "budget": {"keep": 4}, "seed": 7})
+    values = {"backbone": {"name": "llava", "weights": "some"}, "budget": {"keep": 4}, "data": {"name": "x"}}
+    config = make_config({**values, "seed": 7})
     monkeypatch.setattr("diffprune.evaluate.pruners.run_config", lambda path: config)
     code, _, err = run("--pruner", f"{saved[0]},{saved[1]}", "--tasks", "letters")
     assert code != 0 and "two pruners are listed as 'diffprune' with seed 7" in err

@@ -19,7 +19,7 @@ from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES, METHODS
 from tests import tiny
 
-MINIMAL = {"backbone": {"name": "llava"}, "budget": {"keep": 64}}
+MINIMAL = {"backbone": {"name": "llava"}, "budget": {"keep": 64}, "data": {"name": "pictures"}}
 
 
 def configs(root, folder="configs"):
@@ -183,6 +183,8 @@ def test_a_bad_range_is_refused(low_high):
 def test_a_missing_section_is_named():
     with pytest.raises(ValueError, match="budget is missing"):
         make_config({"backbone": {"name": "llava"}})
+    with pytest.raises(ValueError, match=r"data.name is missing: add it to the file or give data.name="):
+        make_config({key: value for key, value in MINIMAL.items() if key != "data"})
 
 
 @pytest.mark.parametrize(

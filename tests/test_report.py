@@ -5,32 +5,51 @@ from typing import Any
 
 import pytest
 
-from diffprune.report import refresh_tables, render_tables
+from diffprune.report import refresh_tables, render_page, render_tables
 from diffprune.results import Results
 
 ROW = {"backbone": "llava-1.5-7b", "path": "fast", "num_text": 40, "num_visual": 576}
 
 
-def test_each_batch_and_text_length_is_a_table_of_its_own():
+def test_what_all_rows_share_is_the_title_and_what_differs_a_column():
     rows = [
         {**ROW, "method": "full", "batch": 1, "ttft_ms": 20.0, "splice_ms": 0.1},
+        {**ROW, "method": "diffprune", "batch": 32, "requests_s": 70.0},
         {**ROW, "method": "diffprune", "batch": 1, "ttft_ms": 8.0, "splice_ms": 0.1},
-        {**ROW, "method": "full", "batch": 32, "requests_s": 70.0},
     ]
     page = render_tables(rows)
-    assert "llava-1.5-7b, batch 1, 40 text tokens:" in page and "batch 32, 40 text tokens:" in page
-    assert "| method | path | ttft_ms |\n|---|---|---:|\n| full | fast | 20.00 |\n| diffprune | fast | 8 |" in page
-    assert "| method | path | requests_s |" in page
-    assert "num_visual" not in page  # the same in all
+    assert page.startswith("llava-1.5-7b, fast, 40 text tokens:\n\n| method | batch | ttft_ms | requests_s |\n")
+    assert "| full | 1 | 20.00 | - |\n| diffprune | 1 | 8 | - |\n| diffprune | 32 | - | 70.00 |" in page
+    assert "num_visual" not in page and "splice_ms" not in page
+
+
+def test_many_speed_rows_are_the_stages_of_the_first_shape_and_the_first_token_of_all():
+    rows = [
+        {
+            **ROW,
+            "method": f"m{index}",
+            "path": path,
+            "batch": batch,
+            "prefill_ms": 2.0 * index,
+            "ttft_ms": index + extra,
+        }
+        for index in range(10)
+        for path, batch, extra in (("eager", 1, 0.5), ("fast", 1, 0.25), ("fast", 32, 0.125))
+    ]
+    page = render_tables([*rows[:-1], {**ROW, "method": "m9", "path": "fast", "batch": 32, "error": "no room"}])
+    assert "Stages of llava-1.5-7b, fast, batch 1, 40 text tokens, and ttft_ms of every shape:" in page
+    assert "| method | prefill_ms | ttft_ms eager, batch 1 | ttft_ms fast, batch 1 | ttft_ms fast, batch 32 |" in page
+    assert "| m3 | 6 | 3.5 | 3.25 | 3.125 |" in page and "| m9 | 18.00 | 9.5 | 9.25 | - (1) |" in page
+    assert "(1) no room." in page and sum(line.startswith("| m") for line in page.splitlines()) == 11
 
 
 def test_a_row_that_failed_is_named_with_its_error_under_the_table():
     good, bad = {**ROW, "method": "full", "batch": 1, "ttft_ms": 20.0}, {**ROW, "method": "holov", "batch": 1}
     page = render_tables([good, {**bad, "error": "RuntimeError: no room"}])
-    assert "| full | fast | 20.00 |" in page and "| holov" not in page
-    assert "Not in the table: holov, fast (RuntimeError: no room).\n" in page
+    assert "| full | 20.00 |" in page and "| holov" not in page
+    assert "Not in the table: holov (RuntimeError: no room).\n" in page
     alone = render_tables([{**bad, "error": "RuntimeError: no room"}])
-    assert "|" not in alone and "Not in the table: holov, fast (RuntimeError: no room)." in alone
+    assert "|" not in alone and "Not in the table: holov (RuntimeError: no room)." in alone
 
 
 def test_paths_of_a_method_stand_together_however_they_were_run():
@@ -66,10 +85,11 @@ def test_selection_without_a_number_is_a_dash_with_its_reason():
         {**row, "method": "holov", "batch": 32, "calls": 0, "skipped": "no time was left"},
         {**row, "method": "prunesid", "batch": 32, "calls": 0, "skipped": "no time was left"},
     ]
-    launched, replayed = render_tables(rows).split("Replayed as a CUDA graph:")
-    assert "| prunesid | 3 | - (1) |" in launched and "(1) no time was left." in launched
-    assert "Not in the table: 64 of 576, batch 32 (no time was left)." in launched
-    assert "| prunesid" not in replayed and "Not in the table: prunesid (no CUDA graph: it waits" in replayed
+    page = render_tables(rows)
+    assert page.startswith("Launched from Python / replayed as a CUDA graph (-: no CUDA graph: it waits")
+    assert "| holov | 1 / 0.5 | 2 / 0.6 |" in page
+    assert "| prunesid | 3 / - | - (1) |" in page and "(1) no time was left." in page
+    assert "Not in the table: 64 of 576, batch 32 (no time was left)." in page
 
 
 def test_a_selection_in_parts_says_how_many_images_there_were_at_a_time():
@@ -78,11 +98,10 @@ def test_a_selection_in_parts_says_how_many_images_there_were_at_a_time():
     assert page.endswith("So many images at a time, for want of memory: holov at 64 of 576 (8).\n")
 
 
-def test_many_columns_leave_out_what_is_the_same_and_stand_on_their_side():
-    row: dict[str, object] = {"backbone": "a", "same": 7} | {f"key_{index}": index for index in range(12)}
+def test_of_many_columns_what_is_equal_in_all_rows_is_a_sentence():
+    row: dict[str, Any] = {"backbone": "a", "same": 7} | {f"key_{index}": index for index in range(12)}
     page = render_tables([row, {"backbone": "b", "same": 7} | {f"key_{index}": index + 1 for index in range(12)}])
-    assert "The same in all rows: same 7." in page
-    assert "|  | a | b |" in page and "| key_3 | 3 | 4 |" in page
+    assert "In all rows: same 7." in page and "| backbone | key_0 | key_1 |" in page and "| b | 1 | 2 |" in page
 
 
 def found(name: str, rows: list[dict[str, Any]]) -> Results:
@@ -114,7 +133,23 @@ def test_a_readme_block_can_be_short():
         refresh_tables(text, {"ttft": replace(results, rows=[])})
     kept = [{"method": name, "keep": 64, "retention": left} for name, left in (("full", 100.0), ("random", 81.234))]
     page = refresh_tables(text, {"ttft": replace(results, rows=kept)})
-    assert "| random | 81.2 |" in page and "full" not in page
+    assert "\ncard, 2026-01-01, commit `c`:\n" in page and "| random | 81.2 |" in page and "full" not in page
+
+
+def test_a_readme_block_names_its_methods():
+    speed = [
+        {**ROW, "method": method, "path": path, "batch": 1, "ttft_ms": ms}
+        for method, path, ms in (("full", "eager", 9.0), ("holov", "fast", 3.0), ("fastv", "fast", 4.5))
+    ]
+    text = "<!-- results: x, short, fastv -->\n<!-- end of results -->"
+    page = refresh_tables(text, {"x": found("x", speed)})
+    assert page.startswith("<!-- results: x, short, fastv -->\n")
+    assert "| fastv | fast | 4.5 | 2 |" in page and "| full" not in page and "| holov" not in page
+    kept = [{"method": name, "keep": 64, "retention": left} for name, left in (("random", 8.0), ("fastv", 9.0))]
+    page = refresh_tables(text.replace("fastv", "fastv random"), {"x": found("x", kept)})
+    assert page.index("| random | 8.0 |") < page.index("| fastv | 9.0 |")
+    with pytest.raises(ValueError, match="'x' has no rows of fastvv; it has fastv, full, holov"):
+        refresh_tables(text.replace("fastv", "fastvv"), {"x": found("x", speed)})
 
 
 def test_speed_rows_without_a_model_still_make_a_table():
@@ -138,7 +173,7 @@ def test_each_time_stands_beside_its_ratio_to_the_floor():
     row |= {"ttft_ms": 9.0, "ttft_ratio_to_floor": 1.8, "decode_tok_s": 200.0, "decode_ratio_to_floor": 1.25}
     page = render_tables([row])
     assert (
-        "| method | path | prefill_ms | ratio_to_floor | floor_ms | ttft_ms | ttft_ratio_to_floor | decode_tok_s | "
+        "| method | prefill_ms | ratio_to_floor | floor_ms | ttft_ms | ttft_ratio_to_floor | decode_tok_s | "
         "decode_ratio_to_floor |" in page
     )
 
@@ -152,12 +187,45 @@ def test_scores_by_task_are_means_over_seeds_where_nothing_sums_them_up():
     assert "colour" not in render_tables([*rows, {"method": "random", "keep": 64, "retention": 40.0}])
 
 
-def test_models_of_one_file_have_tables_of_their_own():
+def test_models_of_one_file_stand_side_by_side_without_intervals():
     rows = [
-        {"backbone": name, "method": "random", "keep": 64, "retention": left} for name, left in (("s", 1.0), ("l", 2.0))
+        {"backbone": name, "method": method, "keep": 64, "retention": left, "ci95": [0.0, 3.0]}
+        for name, left in (("s", 1.0), ("l", 2.0))
+        for method in ("full", "random")
     ]
     page = render_tables(rows)
-    assert page.index("s:\n") < page.index("| random | 1.0 |") < page.index("l:\n") < page.index("| random | 2.0 |")
+    assert "| method | s, keep 64 | l, keep 64 |" in page and "| random | 1.0 | 2.0 |" in page and "full" not in page
+
+
+def test_many_methods_are_two_tables_by_their_seeds():
+    rows = [
+        {"method": f"m{index}", "keep": 64, "retention": 50.0, "retention_std": 1.0, "n_seeds": 3 if index < 5 else 1}
+        for index in range(30)
+    ]
+    several, one = render_tables(rows).split("One run:")
+    assert several.startswith("Several seeds:") and "| m4 | 50.0 ± 1.0 |" in several and "m5" not in several
+    assert "| m5 | 50.0 |" in one and "m4 " not in one
+    assert "seeds" not in render_tables(rows[:25])
+
+
+def test_a_file_whose_methods_a_section_above_has_shows_the_rest():
+    def summary(*methods: str) -> list[dict[str, Any]]:
+        return [{"method": name, "keep": 64, "retention": float(len(name))} for name in methods]
+
+    names = [f"m{index}" for index in range(19)]
+    files = {"a": found("a", summary(*names, "more")), "b": found("b", summary(*names, "other"))}
+    first, second = render_page(files).split("## b\n")
+    assert "| m3 | 2.0 |" in first and "| m3 |" not in second and "| other | 5.0 |" in second
+    assert "Methods that [a](#a) has too, with equal numbers" in second and "[All 20 rows](../results/b.json)" in second
+    changed = replace(files["b"], rows=[row | {"retention": 9.0} for row in files["b"].rows])
+    assert "| m3 | 9.0 |" in render_page({**files, "b": changed})
+
+
+def test_a_supervised_bound_is_called_so():
+    rows = [{"method": "taught", "keep": 0.25, "lift": 2.0}]
+    page = render_page({"x": replace(found("x", rows), notes="taught: a scorer that was shown the boxes")})
+    assert "| supervised upper bound | 0.25 | 2 |" in page and "taught" not in page
+    assert "supervised upper bound: a scorer that was shown the boxes. [All 1 rows]" in page
 
 
 def test_many_plain_rows_are_one_number_by_its_conditions():
@@ -168,4 +236,6 @@ def test_many_plain_rows_are_one_number_by_its_conditions():
     ]
     page = render_tables(rows)
     assert "lift by keep:" in page and "| m3 | tiny | 3.25 | 3.5 |" in page and "n_seeds" not in page
+    models = [{**row, "backbone": name} for name in ("tiny", "small") for row in rows]
+    assert "| method | tiny, keep 0.25 | tiny, keep 0.5 | small, keep 0.25 |" in render_tables(models)
     assert "60 rows." in render_tables([{"own": index} for index in range(60)])

@@ -49,7 +49,7 @@ def test_what_was_run_is_filled_in(tmp_path):
         (PROBE, "other"),
     ],
 )
-def test_the_kind_of_a_row_is_told_by_its_keys(row, kind):
+def test_the_kind_of_a_row_follows_from_its_keys(row, kind):
     check_rows([row])
     assert kind_of(row) == kind
 

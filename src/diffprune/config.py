@@ -176,7 +176,7 @@ class DataConfig:
             folder says (`scenes.json`), else fixed.
     """
 
-    name: str = "scenes"
+    name: str
     split: str = "train"
     image: str = "image"
     caption: str = "caption"
@@ -245,7 +245,7 @@ class RunConfig:
     method: MethodConfig = field(default_factory=MethodConfig)
     tau: TauConfig = field(default_factory=TauConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     saving: SavingConfig = field(default_factory=SavingConfig)
     remove_below: float = 0.0
@@ -297,7 +297,7 @@ def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Run
     name = method.get("name", MethodConfig().name) if isinstance(method, Mapping) else MethodConfig().name
     given = values.get("recipe")
     recipe = default_recipe(name) if given is None else coerce(Recipe, given, "recipe")
-    values = merge(recipe_values(recipe, name), {**values, "recipe": recipe})
+    values = merge(recipe_values(recipe, name), {"data": {}, **values, "recipe": recipe})  # data.name is required
     if isinstance(values.get("method"), Mapping):  # YAML writes options beside the name
         options = {key: value for key, value in values["method"].items() if key != "name"}
         values["method"] = {"name": name, "options": options}

@@ -129,7 +129,7 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "calls": _COUNT,
 }
 
-# The kind of a row is told by one key (first match); the others are then required.
+# One key decides the kind of a row (first match); the others are then required.
 _KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
     ("summary", "retention", ("method", "keep")),
     ("quality", "score", ("method", "keep", "seed", "task")),
@@ -141,7 +141,7 @@ _KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
 
 
 def kind_of(row: Row) -> Kind:
-    """Which of the fixed kinds a row is; "other" where none of their telling keys is there (probes)."""
+    """Which of the fixed kinds a row is; "other" where none of their keys is there (probes)."""
     for kind, telling, _ in _KINDS:
         if telling in row:
             return kind
@@ -300,13 +300,13 @@ def write_results(
         path: The file, usually `results/<name>.json`.
         name: What `diffprune report` and other tools look for.
         rows: Plain dicts; see `ROW_KEYS` for the names that have a fixed type.
-        command: How to get the numbers again; this process's own command line if not given.
-        commit: For machines without a git checkout; read from the checkout if not given.
-        device: Where it ran; asked of torch if not given.
+        command: How to get the numbers again; default: this process's own command line.
+        commit: For machines without a git checkout; default: read from the checkout.
+        device: Where it ran; default: asked of torch.
         seeds: Every seed that enters the rows.
         notes: One or two sentences a reader of the table needs.
-        date: When it ran, where that is not now.
-        versions: Of the libraries it ran with, where those are not this process's.
+        date: When it ran; default: now.
+        versions: Of the libraries it ran with; default: this process's.
     """
     check_rows(rows)
     results = Results(
@@ -369,7 +369,7 @@ def format_value(value: object) -> str:
 
 
 def markdown_table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
-    """A Markdown table; columns are those given, else every key with a plain value: fixed names first, then others."""
+    """A Markdown table; columns are by default all keys with a plain value: fixed names first, then others."""
     if columns is None:
         present = dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, Mapping))
         columns = [key for key in ROW_KEYS if key in present] + [key for key in present if key not in ROW_KEYS]

@@ -48,5 +48,5 @@ def test_new_rows_join_those_of_the_same_code_and_device(tmp_path: Path):
     earlier = output.read_earlier(out, device="cpu", commit="c1")
     output.save(out, [device, {**row, "ttft_ms": 5.0}], device="cpu", commit="c1", earlier=earlier)
     assert [item.get("ttft_ms") for item in read_results(out).rows] == [2.0, None, None, 5.0]  # one device row a run
-    with pytest.raises(ValueError, match="is of commit c1, not c2: leave --append out"):
+    with pytest.raises(ValueError, match="is of commit c1, not c2: drop --append"):
         output.read_earlier(out, device="cpu", commit="c2")

@@ -276,7 +276,7 @@ def test_a_calibration_reproduces_the_rows_it_was_fitted_to():
     assert calibrate.as_source(fitted).startswith("Calibration(\n    prefill=Curve(most=")
 
 
-def test_rows_are_foretold_by_all_the_others_where_there_are_enough():
+def test_rows_are_predicted_by_all_the_others_where_there_are_enough():
     rows = rows_from(Calibration(prefill=TRUE, vision=TRUE, host_ms=0.0, source="made"))
     assert calibrate.held_out([results_of(rows)], "fast", H200) == pytest.approx([1.0] * 12, abs=0.15)
     rows[0]["prefill_ms"] *= 2  # which the others know nothing of
@@ -321,15 +321,15 @@ def test_the_page_tells_how_far_the_plan_is_from_what_was_measured():
 
 def test_a_plan_is_compared_at_the_shapes_that_were_measured():
     counts = plan.describe("llava-1.5-7b").count((336, 336))
-    foretold = plan.predict(
+    predicted = plan.predict(
         plan.describe("llava-1.5-7b"), H200, plan.CALIBRATIONS["fast"], counts=counts, num_kept=64, num_text=40,
         batch=1, text_buckets=(40, 100),
     )  # fmt: skip
     row = {
         "method": "diffprune", "backbone": "llava-1.5-7b", "path": "fast", "batch": 1, "num_text": 40, "keep": 64,
-        "num_visual": 576, "num_kept": 64, "num_columns": 104, **foretold,
+        "num_visual": 576, "num_kept": 64, "num_columns": 104, **predicted,
     }  # fmt: skip
-    rows = [{**row, "pruner_ms": 2 * foretold["pruner_ms"]}, {**row, "method": "holov"}, {**row, "error": "no"}]
+    rows = [{**row, "pruner_ms": 2 * predicted["pruner_ms"]}, {**row, "method": "holov"}, {**row, "error": "no"}]
     results = replace(results_of(rows[:2]), command="diffprune profile --text-buckets 40,100 --out x")
     stages, others = accuracy.accuracy([results], "fast").split("\n\n")
     assert stages.splitlines()[-1].endswith("| 1.00 to 1.00 | 0.50 to 0.50 | 1.00 to 1.00 | 1.00 to 1.00 |")
@@ -379,7 +379,7 @@ def test_the_command_says_how_far_off_it_was(tmp_path, capsys):
     assert row["prefill"] == pytest.approx([1.0, 1.0]) and row["pruner"] == []
     with pytest.raises(ValueError, match="no card was named"):  # half a datasheet is not passed over
         run("--against", str(tmp_path / "ttft.json"), "--tflops", "100")
-    with pytest.raises(ValueError, match="leave --calibrate out"):
+    with pytest.raises(ValueError, match="drop --calibrate"):
         run("--against", str(tmp_path / "ttft.json"), "--calibrate", str(tmp_path / "ttft.json"))
 
 

@@ -13,8 +13,8 @@ from diffprune.train.agreement import (
     Captions,
     choose_start,
     correlation,
+    fixed_logits,
     random_rankings,
-    scorer_told,
     smallest_share,
 )
 from diffprune.train.watch import read_metrics
@@ -85,7 +85,7 @@ def test_the_smallest_budget_is_a_share_and_no_less_than_a_twentieth(some) -> No
 def test_a_method_has_its_own_scorer_again_after_an_error(some) -> None:
     vlm, captions = some
     own = vlm.method.scorer
-    with pytest.raises(RuntimeError), scorer_told(vlm.method, captions[0].tokens.x[..., 0]):
+    with pytest.raises(RuntimeError), fixed_logits(vlm.method, captions[0].tokens.x[..., 0]):
         assert vlm.method.scorer is not own
         raise RuntimeError
     assert vlm.method.scorer is own
@@ -149,7 +149,7 @@ def test_rows_that_cannot_be_used_are_nothing_to_measure_with(disk, tmp_path, mo
 
 
 def test_bad_starts_are_refused() -> None:
-    some = {"backbone": {"name": "llava"}, "budget": {"keep": 4}}
+    some = {"backbone": {"name": "llava"}, "budget": {"keep": 4}, "data": {"name": "x"}}
     for start, words in (("aut", "tau.start is 'aut': must be a number or 'auto'"), (0.0, "tau.start is 0.0")):
         with pytest.raises(ValueError, match=words):
             make_config({**some, "tau": {"start": start}})

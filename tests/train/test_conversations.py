@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from diffprune.backbones.prompts import IGNORE, Batch
-from diffprune.config import BackboneConfig, BudgetConfig, RunConfig
+from diffprune.config import BackboneConfig, BudgetConfig, DataConfig, RunConfig
 from diffprune.inside import loop
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
@@ -100,7 +100,7 @@ def test_single_answers_are_what_they_were() -> None:
 def test_talks_of_different_length_are_learnt_as_one_by_one() -> None:
     vlm = vlm_of("llava", "diffprune")
     samples = [Sample(0, PICTURES[0], *FIRST, later=LATER), Sample(1, PICTURES[1], "A question that is longer?", "no")]
-    config = RunConfig(backbone=BackboneConfig(name="llava"), budget=BudgetConfig(keep=4))
+    config = RunConfig(backbone=BackboneConfig(name="llava"), budget=BudgetConfig(keep=4), data=DataConfig(name="x"))
     objective = Objective(vlm, config, runs.Endless(config.data, config.seed))
     number = torch.tensor(10.0)
     losses = [float(objective(part, 0, 0.5, number)[0].detach()) for part in (samples, samples[:1], samples[1:])]

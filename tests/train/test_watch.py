@@ -28,7 +28,7 @@ def test_records_after_the_checkpoint_are_dropped_and_a_cut_line_is_no_error(tmp
 def test_other_processes_leave_nothing(tmp_path: Path, capsys) -> None:
     with Watch(None, steps=1) as watch:
         watch.step(record(1))
-        watch.say("hello")
+        watch.print_line("hello")
     assert capsys.readouterr().err == "" and not list(tmp_path.iterdir())
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from diffprune.methods.base import Pruner, TrainablePruner
 from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
-from diffprune.train.agreement import scorer_told
+from diffprune.train.agreement import fixed_logits
 from diffprune_lab.deit import DeiT
 from diffprune_lab.probes.bench import LEARNED, SUPERVISED, Bench
 from diffprune_lab.probes.data import Photos, inside_box
@@ -148,7 +148,7 @@ def box_preference(
             encoded = deit.encode(bench.classifier.pixel_values(photos.pixels[rows]))
         for (keep, tau), generator in generators.items():
             noise = torch.randn(inside.shape, generator=generator, device=bench.device).requires_grad_()
-            with torch.enable_grad(), bench.autocast(), scorer_told(method, noise):
+            with torch.enable_grad(), bench.autocast(), fixed_logits(method, noise):
                 k = budget_counts(encoded, keep)
                 logits, _ = run_throttled(deit.logits, method, encoded, k, tau, generator, remove_below)
             loss = F.cross_entropy(logits.float(), photos.labels[rows], reduction="sum")

@@ -12,9 +12,9 @@ from tests.train.sources.test_sources import read_all
 
 
 def test_scenes_never_end_and_validation_has_scenes_of_its_own_split() -> None:
-    feed = open_feed(DataConfig(validation=3), 42)
+    feed = open_feed(DataConfig(name="scenes", validation=3), 42)
     assert feed.per_epoch is None
-    first, other = read_all(feed, 0, 3), read_all(open_feed(DataConfig(validation=3), 1), 0, 3)
+    first, other = read_all(feed, 0, 3), read_all(open_feed(DataConfig(name="scenes", validation=3), 1), 0, 3)
     pictures = [sample.picture for sample in first]
     assert all(isinstance(picture, Scene) and picture.split == "train" for picture in pictures)
     assert len({sample.id for sample in [*first, *other]}) == 6

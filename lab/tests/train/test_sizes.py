@@ -85,11 +85,11 @@ def test_a_model_s_sizes_hold_for_quick_training_too(tmp_path: Path, monkeypatch
 
 
 def test_sizes_are_read_and_written() -> None:
-    given = {"backbone": {"name": "llava", "weights": "none"}, "budget": {"keep": 4}}
+    given = {"backbone": {"name": "llava", "weights": "none"}, "budget": {"keep": 4}, "data": {"name": "scenes"}}
     for text, wanted in (("384", "384"), ("varying", "varying"), ("null", None)):
         config = make_config(given, [f"data.sizes={text}"])
         assert config.data.sizes == wanted
-        assert make_config(given | {"data": {"sizes": wanted}}) == config
+        assert make_config(given | {"data": {"name": "scenes", "sizes": wanted}}) == config
     assert "sizes: '384'" in to_yaml(make_config(given, ["data.sizes=384"]))
     with pytest.raises(ValueError, match=r"data.sizes is 'wide'"):
         make_config(given, ["data.sizes=wide"])

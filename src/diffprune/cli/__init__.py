@@ -66,7 +66,7 @@ def choose_device(text: str) -> str:
 
 @contextmanager
 def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A function to be told (stage, how much is done, of how much); every stage is a bar on stderr with its time left.
+    """A function to call with (stage, done, total); every stage is a bar on stderr with its time left.
 
     Where stderr is no terminal, a line is written when a stage is done.
     """
@@ -87,11 +87,11 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], 
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
 
-        def tell(stage: str, done: int, total: int) -> None:
+        def update(stage: str, done: int, total: int) -> None:
             if stage not in bars:
                 bars[stage] = progress.add_task(stage, total=total)
             progress.update(bars[stage], completed=done, total=total)
             if done == total and not console.is_terminal:
                 console.print(f"{stage}: done", highlight=False)
 
-        yield tell
+        yield update

@@ -93,7 +93,7 @@ def command(
         wanted = list(dict.fromkeys([*split_methods(methods), *(one.label for one in saved)]))
         needs = needs_of(wanted, saved)
         if ORACLE in wanted:
-            asked.oracle((), ())  # a source without one says so now, not after its pictures are encoded
+            asked.oracle((), ())  # a source without one raises now, not after its pictures are encoded
         if versus and versus not in wanted:
             raise ValueError(f"--versus {versus!r} is not among the methods measured; choose from {', '.join(wanted)}")
         encoded = encode_questions(vlm, asked, needs=needs, batch_size=batch_size, progress=progress)
@@ -129,4 +129,4 @@ def command(
     )
     nothing = [task for task, score in answers[0].score.items() if score == 0]
     if nothing:
-        print(f"The full model has nothing right on {', '.join(nothing)}: left out of the retention.")
+        print(f"The full model has nothing right on {', '.join(nothing)}: not in the retention.")

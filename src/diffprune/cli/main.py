@@ -21,7 +21,7 @@ from diffprune.extras import MissingExtraError
 _USER_ERRORS = (ValueError, OSError, MissingExtraError)  # their message says what to do; others are our own mistakes
 
 
-# Subcommands of the lab, a package of its own: asked for without it, the way to get it is told.
+# Subcommands of the lab, a package of its own: asked for without it, the error names the way to install it.
 _OF_THE_LAB = ("demo", "probe")
 
 
@@ -81,10 +81,10 @@ def _take_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments without every `--plugin FILE`, wherever it stands, and the files."""
     rest: list[str] = []
     files: list[str] = []
-    given = iter(arguments)
-    for argument in given:
+    remaining = iter(arguments)
+    for argument in remaining:
         if argument == "--plugin":
-            file = next(given, None)
+            file = next(remaining, None)
             if file is None:
                 raise ValueError("--plugin has no file; give the Python file of your method: --plugin FILE")
             files.append(file)

@@ -63,7 +63,7 @@ def command(
         raise ValueError(f"path {path!r} is not known; give {' or '.join(planned.CALIBRATIONS)}")
     if against:
         if calibrate:
-            raise ValueError("--against judges the curves as they are; leave --calibrate out, which checks its own fit")
+            raise ValueError("--against judges the curves as they are; drop --calibrate, which checks its own fit")
         numbers = {"tflops": tflops, "bandwidth": bandwidth, "memory": memory}
         is_given = gpu is not None or any(number is not None for number in numbers.values())
         card = find_gpu(gpu, **numbers) if is_given else None

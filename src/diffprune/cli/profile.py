@@ -34,7 +34,7 @@ def command(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
     runs: Annotated[int, typer.Option(min=1, help="Timed calls of each stage; the median counts.")] = 30,
     text_buckets: Annotated[str, typer.Option(help="Of the fast path; empty takes its own.")] = "",
-    seconds: Annotated[float, typer.Option(min=1, help="Time for the whole run; the rest is left out.")] = 3600.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Time for the whole run; the rest is not run.")] = 3600.0,
     decode: Annotated[
         bool, typer.Option("--decode/--no-decode", help="Time decoding too; without, the fast path compiles faster.")
     ] = True,

@@ -19,7 +19,8 @@ def command(
     """Make the tables from the results files; no number is typed by hand.
 
     A README's tables stand between the lines `<!-- results: NAME -->` and `<!-- end of results -->`;
-    `<!-- results: NAME, short -->` gives one small table: retention, or times to the first token.
+    `<!-- results: NAME, short -->` gives one small table: retention, or times to the first token;
+    `<!-- results: NAME, short, full diffprune -->` shows these methods alone.
 
     \b
     Examples:

@@ -50,7 +50,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Questions and what every run said to them; the first run is the full model.
+    """Questions and every run's answers to them; the first run is the full model.
 
     Args:
         questions: One {"id", "task", "prompt", "answer"} for each prompt.
@@ -75,12 +75,12 @@ def quality_rows(
 ) -> list[dict[str, Any]]:
     """A row per method, budget, seed and task, then a summary row per method and budget.
 
-    A task on which the full model has nothing right cannot say what is left of it: it is not in the summary.
+    A task on which the full model has nothing right has no retention: it is not in the summary.
 
     Args:
         versus: A method; summary rows of the others at a budget that it has too get its `lead` over them in points of
             retention and the interval of that, `lead_ci95`; `versus` then names it.
-        also: Tasks over which everything is summed up once more; then `tasks` tells the summary rows apart.
+        also: Tasks over which everything is summed up once more; then `tasks` distinguishes the summary rows.
         chance: By task the score of guessing, to be written into the rows.
     """
     rows: list[dict[str, Any]] = [
@@ -109,7 +109,7 @@ def quality_rows(
 def summary_rows(
     answers: Sequence[Answers], full: Answers, measured: Sequence[str], *, versus: str | None, tasks: str | None
 ) -> list[dict[str, Any]]:
-    """A row per method and budget over the tasks measured; `tasks` is what the rows say of them."""
+    """A row per method and budget over the tasks measured; `tasks` is their name in the rows."""
     if not measured:
         return []
     groups: dict[tuple[str, Keep], list[Answers]] = {}

@@ -105,13 +105,13 @@ def join_files(
         if len(values) > 1 and not mixed:
             raise ValueError(
                 f"the runs come from more than one {key} ({', '.join(values)}); measure them anew together, "
-                "or say --mixed"
+                "or add --mixed"
             )
     joined, differ = join_sheets(sheets, [str(path) for path in paths])
     sheet = Sheet(joined.questions, joined.chance, choose_runs(joined.answers, methods, budgets, without))
     if versus is not None and versus not in {one.entry.method for one in sheet.answers}:
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
-    said = dict.fromkeys(part.notes for part in parts if part.notes)
+    own_notes = dict.fromkeys(part.notes for part in parts if part.notes)
     others = other_origins(parts, sheets, {one.entry.method for one in sheet.answers[1:]})
     unstable = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
     rows = quality_rows(sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance)
@@ -126,7 +126,7 @@ def join_files(
         date=max(part.date for part in parts),
         versions=parts[0].versions,
         seeds=sorted({one.entry.seed for one in sheet.answers[1:]}),
-        notes="; ".join([*([notes] if notes else []), *said, *others, *([unstable] if differ else [])]),
+        notes="; ".join([*([notes] if notes else []), *own_notes, *others, *([unstable] if differ else [])]),
     )
 
 
@@ -159,20 +159,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--command", help="what to record as the command that makes the file again")
     parser.add_argument("--notes", default="", help="a sentence the reader of the table needs")
     parser.add_argument("--mixed", action="store_true", help="take parts of several commits or kinds of device")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     results = join_files(
-        given.files,
-        given.out,
-        versus=given.versus,
-        methods=split_methods(given.methods),
-        budgets=[Budget.parse(word).keep for word in given.keep.split(",") if word],
-        without=split_methods(given.without),
-        also=[word for word in given.also.split(",") if word],
-        command=given.command,
-        notes=given.notes,
-        mixed=given.mixed,
+        options.files,
+        options.out,
+        versus=options.versus,
+        methods=split_methods(options.methods),
+        budgets=[Budget.parse(word).keep for word in options.keep.split(",") if word],
+        without=split_methods(options.without),
+        also=[word for word in options.also.split(",") if word],
+        command=options.command,
+        notes=options.notes,
+        mixed=options.mixed,
     )
-    print(f"{given.out}: {len(results.rows)} rows from {len(given.files)} runs")
+    print(f"{options.out}: {len(results.rows)} rows from {len(options.files)} runs")
 
 
 if __name__ == "__main__":

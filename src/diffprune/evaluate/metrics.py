@@ -92,8 +92,8 @@ def vqa_accuracy(output: str, answers: Sequence[str]) -> float:
     """The share of agreement with the annotators: 1.0 from three others on (VQAv2, TextVQA, VizWiz)."""
     if not answers:
         raise ValueError("An output cannot be compared with no answers: give the annotators' answers.")
-    said = normalize(output)
-    return agreement(sum(normalize(answer) == said for answer in answers), len(answers))
+    predicted = normalize(output)
+    return agreement(sum(normalize(answer) == predicted for answer in answers), len(answers))
 
 
 # Letters -------------------------------------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ def pope_f1(outputs: Sequence[str], answers: Sequence[str], subsets: Sequence[Ha
         places.setdefault(subset, []).append(place)
     units = [0.0] * len(outputs)
     for members in places.values():
-        said = [parse_presence(outputs[place]) == "yes" for place in members]
+        predicted = [parse_presence(outputs[place]) == "yes" for place in members]
         true = [answers[place] == "yes" for place in members]
-        above = [2.0 * (s and t) for s, t in zip(said, true, strict=True)]
-        below = [float(s) + float(t) for s, t in zip(said, true, strict=True)]  # 2 TP + FP + FN, one by one
-        total = sum(below) or 1.0  # no yes asked for and none said: F1 is 0
+        above = [2.0 * (p and t) for p, t in zip(predicted, true, strict=True)]
+        below = [float(p) + float(t) for p, t in zip(predicted, true, strict=True)]  # 2 TP + FP + FN, one by one
+        total = sum(below) or 1.0  # no yes expected and none predicted: F1 is 0
         f1 = sum(above) / total
         weight = len(outputs) / (len(places) * len(members))  # every subset counts the same, whatever its size
         for place, numerator, denominator in zip(members, above, below, strict=True):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 
 def retention(scores: Mapping[str, float | None], full: Mapping[str, float | None]) -> float:
-    """The plain mean over benchmarks of score / full score, in percent; a benchmark without a score is left out.
+    """The plain mean over benchmarks of score / full score, in percent; a benchmark without a score does not count.
 
     Args:
         scores: Of the pruned model, by benchmark; None where there is none.
@@ -79,7 +79,7 @@ def resampled_retention(units: Units, full: Units, *, resamples: int, seed: int)
         if full_values.mean() <= 0:
             raise ValueError(f"The full model has no score above 0 on {name!r}: measure it, or leave {name!r} out.")
         reference = times @ full_values
-        # A resample in which the full model has nothing right says nothing of what is left of it.
+        # A resample in which the full model has nothing right has no retention.
         ratio = np.divide(times @ pruned_values, reference, out=np.ones(resamples), where=reference > 0)
         total += 100.0 * ratio
     return total / len(names)

@@ -42,8 +42,8 @@ PromptBatches = list[tuple[list[int], Batch]]  # places of the prompts among all
 class Measurement(Entry):
     """One method at one budget: what chooses, and how it is listed.
 
-    With `throttle` nothing is chosen: tokens are weakened as in training, with noise drawn from each picture's pixels.
-    With `blind` the pictures are left out.
+    With `throttle` tokens are throttled as in training, with noise drawn from each picture's pixels, and none dropped.
+    With `blind` the prompts have no pictures.
     """
 
     pruner: Pruner
@@ -82,7 +82,7 @@ class EncodedQuestions:
 
     @property
     def tokens(self) -> VisualTokens:
-        """Of the pictures."""
+        """The visual tokens of the pictures."""
         assert self.pictures is not None, "no question has a picture"
         return self.pictures.tokens
 
@@ -133,7 +133,7 @@ def encode_questions(
 
 
 def _distinct(asked: Sequence[Question]) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
-    """Of each question the rows of its pictures, and the pictures; equal ones, or the same object, are one."""
+    """The rows of each question's pictures, and the distinct pictures: equal ones, or one object, are one."""
     known: dict[Hashable, int] = {}
     images: list[Any] = []
 
@@ -201,7 +201,7 @@ def answer(
 ) -> list[str]:
     """The model's answer to every prompt with `keep` tokens of each of its pictures, or with no picture at all.
 
-    With `throttle` the tokens are weakened as in training instead of dropped. `batches` are the prompts as
+    With `throttle` the tokens are throttled as in training instead of dropped. `batches` are the prompts as
     `question_batches` gives them, for who asks them many times.
     """
     if blind:
@@ -233,7 +233,7 @@ def choose(
 ) -> Int[Tensor, "B K"] | None:
     """The tokens kept of each picture, where the picture alone decides: then they are chosen once for all questions.
 
-    None where the prompt has a say, where tokens are merged, and where they are dropped inside the language model.
+    None where the choice depends on the prompt, where tokens are merged, and for methods inside the language model.
     """
     method = vlm.method
     if method.is_inside or method.is_merging or "text" in method.needs:
@@ -266,7 +266,7 @@ def deployed_ids(
     if tokens is not None and kept is None:
         tokens = with_needs(vlm.backbone, batch, tokens, vlm.method.needs & MADE_LATER)
     if tokens is not None and throttle is not None:
-        lm = weaken(vlm, batch, tokens, keep, throttle)
+        lm = throttled_inputs(vlm, batch, tokens, keep, throttle)
     elif tokens is not None and kept is not None:
         lm = vlm.splice(batch, tokens, take(tokens, kept))
     else:
@@ -275,8 +275,10 @@ def deployed_ids(
     return vlm.decoder.generate(lm, counts, max_new_tokens=max_new_tokens, do_sample=False)
 
 
-def weaken(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, keep: int | float, throttle: Throttle) -> LMInputs:
-    """What the language model was given in training; a picture's noise follows from its pixels alone."""
+def throttled_inputs(
+    vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, keep: int | float, throttle: Throttle
+) -> LMInputs:
+    """The language model's inputs as in training; a picture's noise follows from its pixels alone."""
     assert tokens.seeds is not None
     noise = [torch.Generator(tokens.x.device).manual_seed(seed) for seed in tokens.seeds]
     counts, step = vlm.counts(tokens, keep), {"tau": throttle.tau, "remove_below": throttle.remove_below}
@@ -295,7 +297,7 @@ def evaluate(
     batch_size: int = 64,
     progress: Progress | None = None,
 ) -> list[Answers]:
-    """Answer and score the same questions with each; the first is the full model, which `vlm` must be."""
+    """Answer and score the questions with each measurement; the first is the full model, which `vlm` must be."""
     assert vlm.method.name == "full", "answers are compared with the full model's"
     everything = [Measurement(method="full", keep=1.0, seed=0, pruner=vlm.method), *measurements]
     done: list[Answers] = []

@@ -127,9 +127,9 @@ def _best_constant(questions: Sequence[Question], worth: Callable[[int, int], fl
     """
     gains: dict[str, dict[str, float]] = {}  # of each answer to each subset
     for question in questions:
-        said = Counter(metrics.normalize(answer) for answer in question.answers)
+        given = Counter(metrics.normalize(answer) for answer in question.answers)
         of_subset = gains.setdefault(question.subset, {})
-        for answer, times in said.items():
+        for answer, times in given.items():
             of_subset[answer] = of_subset.get(answer, 0.0) + worth(times, len(question.answers))
     return 100.0 * sum(max(subset.values()) for subset in gains.values()) / len(questions)
 

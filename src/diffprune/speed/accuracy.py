@@ -64,7 +64,7 @@ def ranges(
 
 
 def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[str, float]:
-    """Predicted over measured of each stage, by the plan for the shapes that the row's command was given."""
+    """Predicted over measured of each stage, by the plan for the shapes of the row's command."""
     buckets = recorded(results, "text-buckets")
     full, pruned, _ = plan(
         row["backbone"],
@@ -76,9 +76,9 @@ def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[s
         path=path,
         text_buckets=[int(size) for size in buckets.split(",")] if buckets else TEXT_BUCKETS,
     )
-    foretold = full if row["method"] == "full" else pruned
-    keys = {stage: f"{stage}_ms" for stage in STAGES if foretold.get(f"{stage}_ms") and row.get(f"{stage}_ms")}
-    return {stage: foretold[key] / row[key] for stage, key in keys.items()}
+    predicted = full if row["method"] == "full" else pruned
+    keys = {stage: f"{stage}_ms" for stage in STAGES if predicted.get(f"{stage}_ms") and row.get(f"{stage}_ms")}
+    return {stage: predicted[key] / row[key] for stage, key in keys.items()}
 
 
 def read_profiles(files: Sequence[str | Path]) -> list[Results]:
@@ -94,7 +94,7 @@ def read_profiles(files: Sequence[str | Path]) -> list[Results]:
 
 
 def recorded(results: Results, option: str) -> str:
-    """What the command that measured was given for that option; empty where nothing."""
+    """The value of an option in the command that measured; empty where it has none."""
     found = re.search(rf"--{option}[ =](\S+)", results.command)
     return found[1] if found else ""
 

@@ -32,7 +32,7 @@ def is_even(row: dict[str, Any]) -> bool:
 
 
 def even_rows(results: Results, path: str) -> list[dict[str, Any]]:
-    """Those of the measured rows that are even."""
+    """The measured rows to which curves are fitted (`is_even`)."""
     return [row for row in measured_rows(results, path) if is_even(row)]
 
 
@@ -83,7 +83,7 @@ def predicted_prefill(row: dict[str, Any], calibration: Calibration, gpu: Gpu) -
         "block": model.block,
         "language": LanguageSpec.from_config(model.config),
     }
-    with torch.device("meta"):  # its weights have no say in how many it keeps where
+    with torch.device("meta"):  # how many it keeps where does not depend on its weights
         pruner = parse_method(row["method"]).build(**specs)
     assert isinstance(pruner, LayerPruner)
     stages = pruner.stages(num_layers, num_visual, Budget(row["keep"]).count(num_visual))

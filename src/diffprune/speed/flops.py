@@ -1,7 +1,7 @@
 """What a model costs, counted in closed form from its configuration: operations, weights and cache.
 
 A multiply and an add count as two operations. Linear maps and attention products are counted; norms, rotary positions,
-activations and the softmax are left out, as usual. Causal attention is counted half: position t attends to t keys. The
+activations and the softmax are not, as usual. Causal attention is counted half: position t attends to t keys. The
 language model's head runs on the last position alone, which is all that a first token needs.
 """
 
@@ -76,16 +76,16 @@ def _per_layer(text_config: Any, num_tokens: Layers) -> Sequence[int]:
 # --- before it --------------------------------------------------------------------------------------------------------
 
 
-def block_flops(spec: BlockSpec, num_patches: int, heard: int | None = None) -> int:
+def block_flops(spec: BlockSpec, num_patches: int, attended: int | None = None) -> int:
     """Operations of one Transformer block of a vision tower on one picture.
 
     Args:
         spec: The block.
         num_patches: What it runs on.
-        heard: Patches each one attends to: all of them, or those of its window.
+        attended: Patches each one attends to: all of them, or those of its window.
     """
-    heard = num_patches if heard is None else min(heard, num_patches)
-    return 2 * num_patches * block_weights(spec) + 4 * num_patches * heard * spec.width
+    attended = num_patches if attended is None else min(attended, num_patches)
+    return 2 * num_patches * block_weights(spec) + 4 * num_patches * attended * spec.width
 
 
 def block_weights(spec: BlockSpec) -> int:
@@ -102,7 +102,7 @@ def encoder_flops(config: Any, num_visual: int) -> int:
     """Operations of the vision tower on one picture of `num_visual` language tokens: patch embedding and every block.
 
     Windowed blocks (Qwen2.5-VL) attend within their windows; [CLS], where a tower has it, is one patch more. Towers cut
-    pictures in tiles where `num_visual` is more than one tile gives; tiles do not hear each other.
+    pictures in tiles where `num_visual` is more than one tile gives; tiles do not attend to each other.
     """
     vision = config.vision_config
     spec = BACKBONES.get(config.model_type).tower_block(config)

@@ -41,8 +41,8 @@ GPUS: dict[str, Gpu] = {
 }
 
 
-# Words of a card's name that leave it the same card.
-SAY_NOTHING = frozenset([
+# Words of a card's name that do not distinguish it from others.
+IGNORED_WORDS = frozenset([
     "nvidia", "geforce", "tesla", "gpu", "generation", "tensor", "core", "gb", "hbm3",
     "sxm", "sxm2", "sxm3", "sxm4", "sxm5",
 ])  # fmt: skip
@@ -56,13 +56,13 @@ def find_gpu(
     memory: int | float | None = None,
 ) -> Gpu:
     """The card of that name, with any number replaced by the one given; all three given need no known name."""
-    given = (tflops, bandwidth, memory)
-    if any(number is not None and number <= 0 for number in given):
+    numbers = (tflops, bandwidth, memory)
+    if any(number is not None and number <= 0 for number in numbers):
         raise ValueError("a card's numbers are above 0; give --tflops, --bandwidth (GB/s) and --memory (GB) as it has")
     keys = [] if name is None else keys_of(name)
     if len(keys) == 1:
         known = GPUS[keys[0]]
-    elif None in given:
+    elif None in numbers:
         raise ValueError(
             f"{unknown(name, keys)}; there are {', '.join(GPUS)}, or give its datasheet with --tflops, --bandwidth "
             "(GB/s) and --memory (GB)"
@@ -78,9 +78,9 @@ def find_gpu(
 
 
 def keys_of(name: str) -> list[str]:
-    """The cards that a name may mean: the one that has all its words, else those of which it leaves words out.
+    """The cards that a name may mean: the one that has all its words, else those that have all its words and more.
 
-    "RTX4090", "H200 SXM" and "NVIDIA A100 80GB" are one card each, "A100" may be two. Words that tell a maker or a
+    "RTX4090", "H200 SXM" and "NVIDIA A100 80GB" are one card each, "A100" may be two. Words for a maker or a
     socket do not count; any other word that a card has not ("H200 NVL", "RTX 4090 Laptop", "A100 80GB PCIe") makes it
     another card.
     """
@@ -94,9 +94,9 @@ def keys_of(name: str) -> list[str]:
 
 
 def words_of(name: str) -> set[str]:
-    """The words of a card's name that tell it from others: rtx4090 is rtx and 4090, 80GB is 80."""
+    """The words of a card's name that distinguish it from others: rtx4090 is rtx and 4090, 80GB is 80."""
     found = re.findall(r"[a-z0-9]+", re.sub(r"rtx(?=\d)", "rtx ", name.lower()))
-    return {word.removesuffix("gb") for word in found} - SAY_NOTHING
+    return {word.removesuffix("gb") for word in found} - IGNORED_WORDS
 
 
 def unknown(name: str | None, keys: Sequence[str]) -> str:

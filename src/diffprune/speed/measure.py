@@ -89,7 +89,7 @@ def make_request(vlm: PrunedVLM, batch: Batch, path: str) -> TimedRequest:
 
 
 def inner_times(request: TimedRequest, device: str, runs: int) -> float | None:
-    """Median time of the choices inside a prefill, where they are made there and can be told apart."""
+    """Median time of the choices inside a prefill, where they are made there and can be timed apart."""
     if request.inner_pruner_ms() is None:  # also forgets the choices of the calls before
         return None
     times = []

@@ -33,8 +33,8 @@ def save(
 ) -> None:
     """The results file, in one step; with an earlier one, its rows that were not measured again come first.
 
-    `missing` is what was not run, in words; it goes into the notes, with what the earlier run left out and this one did
-    not run either.
+    `missing` is what was not run, in words; it goes into the notes, with what neither this run nor the earlier one
+    did.
     """
     name = None if device.startswith("cuda") or not torch.cuda.is_available() else "CPU"
     command = None
@@ -58,7 +58,7 @@ def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def read_earlier(path: Path, *, device: str, commit: str | None) -> Results | None:
-    """The results that new rows join: of the same code on the same device; None where there are none yet."""
+    """The earlier results that new rows join, of equal code and device; None where there are none yet."""
     if not path.exists():
         return None
     earlier = read_results(path)
@@ -66,7 +66,7 @@ def read_earlier(path: Path, *, device: str, commit: str | None) -> Results | No
     code = commit if commit is not None else source_commit()
     for what, old, new in (("device", earlier.device, here), ("commit", earlier.commit, code)):
         if old != new:
-            raise ValueError(f"{path} is of {what} {old}, not {new}: leave --append out, or give another --out")
+            raise ValueError(f"{path} is of {what} {old}, not {new}: drop --append, or give another --out")
     return earlier
 
 

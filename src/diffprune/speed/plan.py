@@ -34,8 +34,8 @@ from diffprune.speed.roofline import Calibration, Curve, Work
 from diffprune.types import Budget
 
 ASSUMED = "assumed, not fitted to any measurement; --calibrate RESULTS fits them"
-# What `diffprune plan --calibrate` prints; docs/profile.md says what the rows behind it can fix. The eager rows that
-# were measured contradict each other (launching from Python is not steady), so no curve was fitted to them.
+# What `diffprune plan --calibrate` prints; docs/profile.md lists the rows behind it. The eager rows that were
+# measured contradict each other (launching from Python is not steady), so no curve was fitted to them.
 CALIBRATIONS: dict[str, Calibration] = {
     "fast": Calibration(
         prefill=Curve(most=0.608, half=21.7, bandwidth=0.805, launch_us=46.0),
@@ -77,7 +77,7 @@ class Counts:
     encoded: int
 
     def columns(self, num_kept: int) -> int:
-        """Of the prompt, at the most."""
+        """Columns of the picture in a prompt, at the most."""
         return num_kept + min(self.newlines, num_kept)
 
 
@@ -101,7 +101,7 @@ class Model:
 
     @property
     def block(self) -> BlockSpec:
-        """Of the vision tower."""
+        """The blocks of the vision tower."""
         return self.family.tower_block(self.config)
 
     def count(self, size: tuple[int, int]) -> Counts:
@@ -336,15 +336,17 @@ def plan(
 def remarks(rows: Sequence[dict[str, Any]], keep: int | float, gpu: Gpu) -> list[str]:
     """What a reader of a plan's first two rows must not miss, a sentence each."""
     full, pruned = rows[:2]
-    said = []
+    sentences = []
     for row in (full, pruned):
         if not row["largest_batch"]:
-            said.append(f"The {row['method']} model does not fit into {gpu.memory:g} GB with one request in 16 bits.")
+            sentences.append(
+                f"The {row['method']} model does not fit into {gpu.memory:g} GB with one request in 16 bits."
+            )
         elif row["batch"] > row["largest_batch"]:
-            said.append(
+            sentences.append(
                 f"A batch of {row['batch']:,} does not fit into {gpu.memory:g} GB with the {row['method']} model, "
                 f"so it has no times; the largest that fits is {row['largest_batch']:,}."
             )
     if isinstance(keep, int) and keep > full["num_visual"]:
-        said.append(f"keep={keep} is more than the picture has ({full['num_visual']}): nothing is pruned.")
-    return said
+        sentences.append(f"keep={keep} is more than the picture has ({full['num_visual']}): nothing is pruned.")
+    return sentences

@@ -50,7 +50,7 @@ class ProfileSettings:
         image: (width, height) of the picture.
         runs: Timed calls of each stage.
         text_buckets: Of the fast path; its own where empty.
-        seconds: Time for all of it; what does not fit is left out, and `not_run` names it.
+        seconds: Time for all of it; what does not fit is not run, and `not_run` names it.
         decode: Time decoding too; without, the fast path compiles no decoding step, which saves half of its warm-up.
         decode_methods: Those whose decoding is timed, where it is; all where empty.
         eager_methods: Those that run on the eager path too; all where empty.
@@ -80,6 +80,16 @@ class ProfileSettings:
         """Whether that method's decoding is timed."""
         return self.decode and (not self.decode_methods or method in self.decode_methods)
 
+    def load(self) -> PrunedVLM:
+        """The model to be measured, without pruning."""
+        return load_subject(
+            self.backbone,
+            random_weights=self.random_weights,
+            tiny=self.tiny,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
     def runs_on(self, path: str, method: str) -> bool:
         """Whether that method is measured on that path."""
         return path != "eager" or not self.eager_methods or method in self.eager_methods
@@ -88,18 +98,12 @@ class ProfileSettings:
 def profile(settings: ProfileSettings, report: Report = lambda rows: None) -> list[dict[str, Any]]:
     """All rows: the device, the model, then one per method, budget, path, batch and text length, as far as time allows.
 
-    `report` is given all rows so far after each one, so that a run cut short leaves what it has.
+    `report` is called with all rows so far after each one, so that a run cut short leaves what it has.
     """
     start = time.monotonic()
     hardware = Hardware(copy_bandwidth(settings.device), matrix_rate(settings.device, settings.dtype))
     release(settings.device)
-    subject = load_subject(
-        settings.backbone,
-        random_weights=settings.random_weights,
-        tiny=settings.tiny,
-        device=settings.device,
-        dtype=settings.dtype,
-    )
+    subject = settings.load()
     batches = {
         (batch, text): make_batch(subject, size=settings.image, num_text=text, batch=batch)
         for batch in settings.batches
@@ -259,7 +263,7 @@ class FastWeights:
 
 
 def text_bucket(num_text: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds the text; the largest where none does, which then says so itself."""
+    """The smallest bucket that holds the text; the largest where none does, which then raises."""
     return min((size for size in buckets if size >= num_text), default=max(buckets))
 
 

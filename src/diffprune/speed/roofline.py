@@ -60,7 +60,7 @@ class Calibration:
     Args:
         prefill, vision: Curves of the language model and of the tower.
         host_ms: What no stage accounts for.
-        source: Where the numbers come from, said beside every prediction.
+        source: Where the numbers come from, printed beside every prediction.
     """
 
     prefill: Curve

@@ -27,10 +27,10 @@ from diffprune.types import VisualTokens
 
 @runtime_checkable
 class TimedRequest(Protocol):
-    """What either path gives to be measured.
+    """A request of either path, to be measured.
 
-    `stages` are calls to be timed one by one, in order: "encode", "pruner", "splice", "prefill" (what a path does not
-    have apart is left out). `start` makes ready to decode, `step` decodes one more token.
+    `stages` are calls to be timed one by one, in order: "encode", "pruner", "splice", "prefill" (without
+    those that a path does not have apart). `start` makes ready to decode, `step` decodes one more token.
     """
 
     stages: dict[str, Callable[[], object]]

@@ -17,7 +17,7 @@ from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
 from diffprune.speed.profile import FastWeights, ProfileSettings, Report, cases, eager_first, first_line, release
 from diffprune.speed.stages import EagerRequest
-from diffprune.speed.subject import load_subject, make_batch, with_method
+from diffprune.speed.subject import make_batch, with_method
 from diffprune.speed.timing import synchronize
 
 NOTES = (
@@ -46,13 +46,7 @@ FEWEST_ROUNDS = 10
 def throughput(settings: ProfileSettings, report: Report = lambda rows: None) -> list[dict[str, Any]]:
     """One row per method, budget, path, batch and text length, as far as time allows."""
     deadline = time.monotonic() + settings.seconds
-    subject = load_subject(
-        settings.backbone,
-        random_weights=settings.random_weights,
-        tiny=settings.tiny,
-        device=settings.device,
-        dtype=settings.dtype,
-    )
+    subject = settings.load()
     rows: list[dict[str, Any]] = []
     full: dict[tuple[str, int, int], float] = {}
     weights = FastWeights(settings)

@@ -29,8 +29,8 @@ SAMPLES, BATCH, RANKINGS = 32, 4, 12
 NOISE = "agreement"  # in place of a step: the noise is the same for every ranking and temperature
 
 
-class Told(nn.Module):
-    """A scorer whose logits are given."""
+class FixedScorer(nn.Module):
+    """A scorer that returns these logits, whatever its input."""
 
     def __init__(self, logits: Float[Tensor, "B N"]) -> None:
         super().__init__()
@@ -41,9 +41,9 @@ class Told(nn.Module):
 
 
 @contextmanager
-def scorer_told(method: Any, logits: Float[Tensor, "B N"]) -> Iterator[None]:
-    """Has a method with a scorer rank by these logits, whatever tokens it is given."""
-    own, method.scorer = method.scorer, Told(logits)
+def fixed_logits(method: Any, logits: Float[Tensor, "B N"]) -> Iterator[None]:
+    """Make a method with a scorer rank by these logits, whatever its tokens."""
+    own, method.scorer = method.scorer, FixedScorer(logits)
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ class Captions:
         else:
             noise = [noise_generator(device, self.seed, NOISE, one) for one in self.ids]
             options |= {"tau": tau, "generator": noise, "remove_below": self.remove_below}
-        with scorer_told(vlm.method, logits):
+        with fixed_logits(vlm.method, logits):
             return vlm.loss(self.batch, **options).item()
 
 
@@ -121,7 +121,7 @@ def choose_start(values: Iterable[tuple[float, float]]) -> tuple[float, list[tup
 def smallest_share(budget: BudgetConfig, captions: Sequence[Captions]) -> float:
     """The smallest budget of a run as a share of its tokens, `LEAST` at least."""
     low = budget.keep if budget.range is None else budget.range[0]
-    assert low is not None  # one of the two is given
+    assert low is not None  # one of the two is set
     num_tokens = torch.cat([one.tokens.counts for one in captions]).double().mean().item()
     return min(1.0, max(LEAST, low if isinstance(low, float) else low / num_tokens))
 
@@ -129,8 +129,8 @@ def smallest_share(budget: BudgetConfig, captions: Sequence[Captions]) -> float:
 def random_rankings(tokens: Sequence[VisualTokens], count: int, seed: int) -> list[list[Float[Tensor, "B N"]]]:
     """For each batch of pictures, random directions of the features as logits, and their opposites.
 
-    Every batch has its own: some directions say little, and all of them in every batch would say no more. Features are
-    standardised by channel first, or the loudest channel would be every direction.
+    Every batch has its own directions, so that more of them are tried. Features are standardised by channel first, or
+    the channel with the largest values would decide every ranking.
     """
     real = torch.cat([one.x[one.mask] for one in tokens]).float()
     mean, deviation = real.mean(0), real.std(0).clamp(min=1e-6)
@@ -140,12 +140,12 @@ def random_rankings(tokens: Sequence[VisualTokens], count: int, seed: int) -> li
         for one in tokens:
             drawn = torch.randn(-(-count // 2), real.shape[-1], generator=generator).to(real.device)
             x = (one.x.float() - mean) / deviation
-            ranked.append([standardise(x @ way, one.mask) for way in torch.cat([drawn, -drawn])[:count]])
+            ranked.append([standardise(x @ direction, one.mask) for direction in torch.cat([drawn, -drawn])[:count]])
     return ranked
 
 
 def correlation(first: Float[Tensor, "C R"], second: Float[Tensor, "C R"]) -> float:
-    """Of two tables of losses, each row around its own mean; 0 where one of them does not vary."""
+    """The correlation of two tables of losses, each row around its own mean; 0 where one of them does not vary."""
     first, second = (table.double() - table.double().mean(-1, keepdim=True) for table in (first, second))
     size = float(first.norm() * second.norm())
     return float((first * second).sum()) / size if size > 0 and math.isfinite(size) else 0.0

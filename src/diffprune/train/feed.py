@@ -1,4 +1,4 @@
-"""What a run trains on: numbered samples, and how a model is given them.
+"""What a run trains on: numbered samples, and how they become the input of a model.
 
 A feed answers one question: which samples belong to these positions of the run? The answer follows from the config and
 the position alone, so a run that is resumed, or split over several processes, reads what the unbroken one would.
@@ -34,7 +34,7 @@ class Sample:
 
     @property
     def answers(self) -> list[str]:
-        """All that is to be learnt."""
+        """Every answer of the conversation, in order."""
         return [self.answer, *(answer for _, answer in self.later)]
 
 
@@ -47,7 +47,7 @@ class Broken:
 
 
 class Feed(ABC):
-    """Samples by their position in the run, those held out, and how a model is given them.
+    """Samples by their position in the run, those held out, and how they become the input of a model.
 
     The last three methods do what pictures need; a feed of something else has its own.
     """
@@ -55,11 +55,11 @@ class Feed(ABC):
     @property
     @abstractmethod
     def per_epoch(self) -> int | None:
-        """Training samples of one pass; None where there is no end of them."""
+        """Training samples of one pass; None of an endless feed."""
 
     @abstractmethod
     def validation(self) -> list[Sample | Broken]:
-        """The held-out samples, always the same."""
+        """The held-out samples; every call gives equal ones."""
 
     @abstractmethod
     def read(self, positions: range, wanted: Sequence[int]) -> dict[int, Sample | Broken]:
@@ -84,7 +84,7 @@ class Feed(ABC):
         return batch, tokens
 
     def regions(self, vlm: PrunedVLM, tokens: VisualTokens, samples: Sequence[Sample]) -> Bool[Tensor, "B N"] | None:
-        """True at tokens that see what the answers speak of; None where the data does not tell."""
+        """True at tokens that see what the answers speak of; None where the data has no regions."""
         return None
 
 

@@ -25,7 +25,7 @@ class RunState(Progress):
     Args:
         best: The best validation so far.
         random: The held-out loss of random choice at the same budgets: what a scorer must be below.
-        waited: Validations since then, counted once the temperature has settled.
+        waited: Validations since the best one, counted once the temperature has settled.
         tau_start: The temperature of the first step, where the run found it itself.
         broken: Rows that could not be used.
         early: Whether patience has run out.

@@ -122,7 +122,7 @@ def ask_hub_once(weights: str, revision: str | None, setting: str) -> None:
     try:
         get_hf_file_metadata(hf_hub_url(weights, "config.json", revision=revision))
     except HfHubHTTPError:
-        return  # an answer: what it means is said by whoever loads the model
+        return  # an answer: whoever loads the model explains it
     except Exception as error:  # of the network; the client's own classes change with its versions
         raise unreachable(setting, error) from error
 

@@ -10,15 +10,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffprune.backbones.prompts import Batch
-from diffprune.config import DataConfig, RunConfig
+from diffprune.config import RunConfig
 from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM
 from diffprune.train.feed import Feed, Sample, prepare_pictures
 from diffprune.train.sampler import draw_keep, noise_generator
 from diffprune.types import Budget, VisualTokens
 
-How = Literal["throttled", "hard", "random"]
-BLANK = (Sample(id=-1, picture=Image.new("RGB", (56, 56)), question=DataConfig().prompt, answer="."),)
+LossKind = Literal["throttled", "hard", "random"]
+BLANK = (Sample(id=-1, picture=Image.new("RGB", (56, 56)), question=".", answer="."),)
 
 
 class Objective(nn.Module):
@@ -37,7 +37,7 @@ class Objective(nn.Module):
         tau: float,
         num_targets: Float[Tensor, ""],
         *,
-        how: How = "throttled",
+        kind: LossKind = "throttled",
         batch: Batch | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """The samples' part of the loss, and the sum over them of the budget entropy, sum alpha (1 - alpha).
@@ -45,7 +45,7 @@ class Objective(nn.Module):
         Args:
             step: Noise and budgets are drawn from it, the seed and the sample.
             num_targets: Answer tokens of the global batch.
-            how: Or "hard": drop as in deployment; or "random": drop as many, drawn by lot.
+            kind: "throttled" as in training; "hard": drop as in deployment; "random": drop as many at random.
             batch: The samples as the model takes them, where that is done already.
         """
         (vlm,), config = self._vlm, self.config
@@ -53,13 +53,13 @@ class Objective(nn.Module):
             nothing = sum((parameter.sum() * 0 for parameter in self.parameters()), torch.zeros((), device=self.device))
             return nothing, torch.zeros((), device=self.device)  # type: ignore[return-value]
         if not samples:  # others wait for this process's part of every layer too
-            loss, entropy = self(BLANK, step, tau, num_targets, how=how, batch=prepare_pictures(vlm, BLANK))
+            loss, entropy = self(BLANK, step, tau, num_targets, kind=kind, batch=prepare_pictures(vlm, BLANK))
             return loss * 0, entropy * 0
         batch, tokens = self.feed.encode(vlm, samples, batch)
         counts = self._budgets(tokens, samples, step)
-        if how == "hard":
+        if kind == "hard":
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
-        if how == "random":
+        if kind == "random":
             lm = vlm.splice(batch, tokens, Random().deploy(tokens, counts))
             return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]

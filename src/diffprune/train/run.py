@@ -51,7 +51,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
 def train_pruner(config: RunConfig, folder: Path, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train as the config says and save the pruner into `folder`; what came out, as plain values.
 
-    `main` is True in the first process alone, whose business it is to tell.
+    `main` is True in the first process alone, the one that prints.
 
     Args:
         folder: Of the run: run.yaml, checkpoints, metrics.jsonl, and at the end the pruner and loss.png.
@@ -89,7 +89,7 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
             watch.begin(trainer.schedule.tau_start, trainer.agreements)
         if resume:
             done = trainer.state.step
-            watch.say(f"going on after step {done}" if done else f"nothing to resume in {folder}: starting anew")
+            watch.print_line(f"going on after step {done}" if done else f"nothing to resume in {folder}: starting anew")
         asked = _steps(trainer, watch, stop, reader)
     if not asked:
         trainer.export()

@@ -36,7 +36,7 @@ from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.folder import RunState, first_broken, note_broken
 from diffprune.train.frozen import load_frozen
 from diffprune.train.loop import descend, make_optimizer, make_schedule
-from diffprune.train.objective import How, Objective
+from diffprune.train.objective import LossKind, Objective
 from diffprune.train.sampler import global_batch, micro_batches
 from diffprune.train.sources import open_feed
 from diffprune.train.validate import held_out_losses, judge
@@ -48,7 +48,7 @@ CALIBRATION = 1024  # pictures from which the scale of matched noise is taken
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one forward pass is given.
+    """The input of one forward pass.
 
     Args:
         samples: Of the rows that can be used.
@@ -129,7 +129,7 @@ class Trainer:
         if optim.steps is not None:
             return optim.steps
         if per_epoch is None:
-            raise ValueError(f"there is no end of {self.config.data.name}; say how long to train with optim.steps=...")
+            raise ValueError(f"there is no end of {self.config.data.name}; set how long to train with optim.steps=...")
         steps = optim.epochs * per_epoch // self.size
         if steps < 1:
             raise ValueError(
@@ -140,7 +140,7 @@ class Trainer:
 
     @property
     def schedule(self) -> Schedule:
-        """Of temperature and learning rate; a temperature that the run finds itself is known from `begin` on."""
+        """Temperature and learning rate by step; a temperature that the run finds itself is known from `begin` on."""
         return make_schedule(self.config.optim, self.config.tau, self.steps, tau_start=self.state.tau_start)
 
     # --- before the first step ---
@@ -244,7 +244,7 @@ class Trainer:
         )
 
     def take_step(self, parts: list[Part], *, stop: bool) -> tuple[dict[str, float], bool]:
-        """One optimiser step; what is to be told of it, and whether any process was asked to stop."""
+        """One optimiser step; its record, and whether any process was asked to stop."""
         accelerator, state, schedule = self.accelerator, self.state, self.schedule
         step, tau = state.step, schedule.tau(state.step)
         broken = [row for part in parts for row in part.broken]
@@ -303,11 +303,11 @@ class Trainer:
         Beside them stands the loss of random choice, which no step changes.
         """
         config, state = self.config, self.state
-        ways: tuple[How, ...] = ("throttled", "hard", *(("random",) if state.random is None else ()))
+        kinds: tuple[LossKind, ...] = ("throttled", "hard", *(("random",) if state.random is None else ()))
         throttled, hard, *chance = held_out_losses(
             self.accelerator.unwrap_model(self.objective),
             self.held_out,
-            ways,
+            kinds,
             tau=config.tau.end,
             num_targets=sum(map(self.count_targets, self.held_out)),
             accelerator=self.accelerator,

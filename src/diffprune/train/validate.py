@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from diffprune.train.feed import Sample
 from diffprune.train.folder import RunState
-from diffprune.train.objective import How, Objective
+from diffprune.train.objective import LossKind, Objective
 
 FIXED = "validation"  # in place of the step: noise and budgets of validation are the same each time
 
@@ -17,14 +17,14 @@ FIXED = "validation"  # in place of the step: noise and budgets of validation ar
 def held_out_losses(
     objective: Objective,
     samples: Sequence[Sample],
-    ways: Sequence[How],
+    kinds: Sequence[LossKind],
     *,
     tau: float,
     num_targets: int,
     accelerator: Accelerator,
     total: Callable[..., list[float]],
 ) -> list[float]:
-    """The loss of all samples, once in each way, shared out over the processes.
+    """The loss of all samples, once of each kind, shared out over the processes.
 
     Args:
         tau: The run's final temperature.
@@ -33,12 +33,12 @@ def held_out_losses(
     """
     mine, size = samples[accelerator.process_index :: accelerator.num_processes], objective.config.optim.batch_size
     divisor = torch.tensor(num_targets, dtype=torch.float32).to(accelerator.device)
-    sums = {how: torch.zeros((), dtype=torch.float64, device=accelerator.device) for how in ways}
+    sums = {kind: torch.zeros((), dtype=torch.float64, device=accelerator.device) for kind in kinds}
     most = -(-len(samples) // accelerator.num_processes)  # as many passes in each process
     for start in range(0, most, size):
-        for how in sums:
+        for kind in sums:
             with accelerator.autocast():
-                sums[how] += objective(mine[start : start + size], FIXED, tau, divisor, how=how)[0].double()
+                sums[kind] += objective(mine[start : start + size], FIXED, tau, divisor, kind=kind)[0].double()
     return total(*sums.values())
 
 

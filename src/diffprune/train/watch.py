@@ -62,7 +62,7 @@ class Watch:
         self.board = None
         if folder is None:
             return
-        kept = read_metrics(folder, until=start) if start else []  # what was told before a first step is told again
+        kept = read_metrics(folder, until=start) if start else []  # records before a first step are written anew
         before = "".join(json.dumps(one) + "\n" for one in kept)
         with writing(METRICS, folder):
             write_text(folder / METRICS, before)
@@ -73,7 +73,7 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         self.progress.start()
-        self.began = self.told = time.monotonic()
+        self.began = self.printed = time.monotonic()
         return self
 
     def __exit__(
@@ -91,7 +91,7 @@ class Watch:
     def begin(self, start: float, agreements: Sequence[tuple[float, float]]) -> None:
         """The temperature to start from, and how far the throttled loss agrees with the hard one at those tried."""
         tried = ", ".join(f"{value:.2f} at {tau:g}" for tau, value in agreements)
-        self.say(f"starts from tau {start:g}: throttled and hard loss of random rankings correlate by {tried}")
+        self.print_line(f"starts from tau {start:g}: throttled and hard loss of random rankings correlate by {tried}")
         self._keep({"step": 0, "tau": start} | {f"agreement_{tau:g}": value for tau, value in agreements}, "start")
 
     def step(self, record: Record) -> None:
@@ -102,10 +102,10 @@ class Watch:
         )
         self.progress.update(self.task, completed=record["step"], description=line)
         now = time.monotonic()
-        if not self.live and now - self.told >= LINE_SECONDS:
-            self.told = now
+        if not self.live and now - self.printed >= LINE_SECONDS:
+            self.printed = now
             left = (now - self.began) / (record["step"] - self.start) * (self.steps - record["step"])
-            self.say(f"step {record['step']}/{self.steps}: {line}  {timedelta(seconds=round(left))} left")
+            self.print_line(f"step {record['step']}/{self.steps}: {line}  {timedelta(seconds=round(left))} left")
         self._keep(record, "train")
 
     def validation(self, record: Record) -> None:
@@ -114,10 +114,10 @@ class Watch:
             f"throttled {record['throttled']:.4f}, hard top-K {record['hard']:.4f}, gap {record['gap']:+.4f}, "
             f"random choice {record['random']:.4f}"
         )
-        self.say(f"step {record['step']}/{self.steps}: {losses}{' (best)' if record['best'] else ''}")
+        self.print_line(f"step {record['step']}/{self.steps}: {losses}{' (best)' if record['best'] else ''}")
         self._keep(record, "validation")
 
-    def say(self, sentence: str) -> None:
+    def print_line(self, sentence: str) -> None:
         """A line on stderr."""
         self.console.print(sentence, highlight=False, soft_wrap=True)
 
@@ -144,7 +144,7 @@ def open_board(folder: Path, start: int) -> Any:
 
 
 def read_metrics(folder: Path, *, until: int | None = None) -> list[dict[str, Any]]:
-    """The run's records, up to a step; a line that was cut off in the middle is left out."""
+    """The run's records, up to a step; a line that was cut off in the middle is skipped."""
     path = folder / METRICS
     if not path.is_file():
         return []

@@ -145,17 +145,17 @@ def test_a_position_has_one_sample_whatever_was_read_before(kind: str, tmp_path:
 
 
 def test_the_share_is_exact_and_drawn_by_its_own_seed_alone() -> None:
-    ten = choose_rows(1000, DataConfig(share=0.1))
-    assert len(ten) == len(set(ten)) == 100 and ten == choose_rows(1000, DataConfig(share=0.1))
-    assert set(choose_rows(1000, DataConfig(share=0.1, seed=1))) != set(ten)
-    assert set(ten) < set(choose_rows(1000, DataConfig(share=0.2)))
+    ten = choose_rows(1000, DataConfig(name="x", share=0.1))
+    assert len(ten) == len(set(ten)) == 100 and ten == choose_rows(1000, DataConfig(name="x", share=0.1))
+    assert set(choose_rows(1000, DataConfig(name="x", share=0.1, seed=1))) != set(ten)
+    assert set(ten) < set(choose_rows(1000, DataConfig(name="x", share=0.2)))
 
 
 def test_a_stream_is_sampled_like_a_table(tmp_path: Path) -> None:
     feed = open_kind("parquet", tmp_path, share=0.5)
     assert feed.per_epoch == 8
     samples = [*feed.validation(), *read_all(feed, 0, 8)]
-    assert sorted(sample.id for sample in samples) == sorted(choose_rows(COUNT, DataConfig(share=0.5)))
+    assert sorted(sample.id for sample in samples) == sorted(choose_rows(COUNT, DataConfig(name="x", share=0.5)))
 
 
 def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

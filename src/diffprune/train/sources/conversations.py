@@ -14,7 +14,7 @@ from diffprune.train.sources.table import Table
 class Conversations(Table):
     """LLaVA's conversation JSON: all questions of an entry with their answers.
 
-    Entries without a picture are left out: there is nothing to prune in them.
+    Entries without a picture are skipped: there is nothing to prune in them.
     """
 
     def __init__(self, path: Path, config: DataConfig) -> None:
@@ -48,12 +48,12 @@ class Conversations(Table):
 
 
 def read_exchanges(turns: Any) -> list[Exchange]:
-    """Questions, the picture's mark taken out, with their answers; a last question without an answer is left out."""
+    """Questions, the picture's mark taken out, with their answers; a last question without an answer is dropped."""
     try:
         pairs = list(zip(turns[::2], turns[1::2], strict=False))
-        if not pairs or any((asked["from"], said["from"]) != ("human", "gpt") for asked, said in pairs):
+        if not pairs or any((asked["from"], reply["from"]) != ("human", "gpt") for asked, reply in pairs):
             raise ValueError
-        found = [(asked["value"].replace("<image>", "").strip(), said["value"].strip()) for asked, said in pairs]
+        found = [(asked["value"].replace("<image>", "").strip(), reply["value"].strip()) for asked, reply in pairs]
     except (TypeError, KeyError, ValueError, AttributeError):
         raise ValueError(
             f"the entry has no question and answer, or not in turns: conversations is {str(turns)[:80]}"

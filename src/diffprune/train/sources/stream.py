@@ -12,7 +12,7 @@ from diffprune.train.sources.table import choose_rows
 
 
 class Stream(ABC):
-    """Rows that come in an order of their own, always the same one."""
+    """Rows that come in a fixed order of their own."""
 
     config: DataConfig
     root: Path
@@ -37,7 +37,7 @@ class StreamFeed(Feed):
         total = stream.count()
         if total is None and config.share < 1:
             raise ValueError(
-                f"data.share={config.share} needs to know how many rows {config.name} has, and it does not say; "
+                f"data.share={config.share} needs to know how many rows {config.name} has, which is not recorded; "
                 "set data.share=1.0 and optim.steps"
             )
         self.chosen = None if total is None or config.share == 1 else frozenset(choose_rows(total, config))

@@ -1,0 +1,117 @@
+"""Pages of tables from results files: one section per file, one summary table per question, no number typed by hand.
+
+`render_page` makes docs/results.md. `refresh_tables` fills the blocks of another page, which end with the line
+`<!-- end of results -->` and open with one of
+
+    <!-- results: NAME -->                       the section of results/NAME.json, as in docs/results.md
+    <!-- results: NAME, short -->                one small table of it: retention, or times to the first token
+    <!-- results: NAME, short, METHOD ... -->    the small table with these methods alone (both paths of each)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diffprune.report.tables import WORDS, render_short, render_tables
+from diffprune.results import Results, read_results
+
+HEAD = """# Results
+
+Made by `diffprune report` from the files in `results/`; do not edit by hand. Here is a summary of each; rows by task
+and seed are in the files, their keys in [api.md](api.md#result-rows).
+
+Times in ms are medians. A cell `96.8 ± 0.4 (96.4 to 97.1) [213.3]` is a retention: percent of the full model's score,
+deviation over seeds, 95 % interval over questions. Methods inside the language model keep K tokens after their last cut
+(for p_mod K is the mean over layers); in square brackets is the number of visual tokens in a decoder layer, mean over
+layers, by the method's own rule (for all other methods it is K).
+"""
+ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
+_BLOCK = re.compile(
+    r"(<!-- results: (?P<name>[\w-]+)(?P<short>, short(?:, (?P<methods>[^>]+?))?)? -->\n)"
+    r".*?(?P<end><!-- end of results -->)",
+    re.DOTALL,
+)
+
+
+def read_folder(folder: str | Path) -> dict[str, Results]:
+    """Every results file of a folder by its name, in alphabetical order."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: give the one that holds the results files with --results")
+    files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(ANSWERS)]
+    return {path.stem: read_results(path) for path in files}
+
+
+def _origin(results: Results, link: str) -> str:
+    """Where the numbers come from, under every table."""
+    seeds = f", seeds {', '.join(map(str, results.seeds))}" if results.seeds else ""
+    file = f"[All {len(results.rows):,} rows]({link}/{results.name}.json): " if link else ""
+    return (
+        f"{file}`{results.command}` on {results.device}, {results.date[:10]}, commit `{results.commit[:12]}`{seeds}.\n"
+    )
+
+
+def render_section(results: Results, link: str = "") -> str:
+    """One results file as Markdown: notes, origin, tables; `link` leads from the page to the folder of the file."""
+    notes = f"{results.notes.removesuffix('.')}. " if results.notes else ""
+    for recorded, word in WORDS.items():
+        notes = re.sub(rf"\b{recorded}\b", word, notes)
+    return "\n".join([f"{notes}{_origin(results, link)}", render_tables(results.rows)])
+
+
+def render_page(found: Mapping[str, Results], link: str = "../results") -> str:
+    """The whole page `docs/results.md`: a summary of each file, which is linked.
+
+    Methods that a section above has with equal numbers are not shown again where they are nearly all of a file.
+    """
+    if not found:
+        return HEAD + "\nThere are no results files yet.\n"
+    sections: list[str] = []
+    for name, results in found.items():
+        own = _summary(results)
+        above = next((other for other in found if _holds(_summary(found[other]), own)), name)
+        if above == name or list(found).index(above) > list(found).index(name):
+            sections.append(f"## {name}\n\n{render_section(results, link)}")
+            continue
+        more = [method for method, rows in own.items() if _summary(found[above]).get(method) != rows]
+        rest = replace(results, rows=[row for row in results.rows if "retention" in row and row["method"] in more])
+        note = f"Methods that [{above}](#{above}) has too, with equal numbers, are shown there. "
+        text = render_section(rest, link).replace(f"All {len(rest.rows):,} rows", f"All {len(results.rows):,} rows")
+        sections.append(f"## {name}\n\n{note}{text}".rstrip("\n") + "\n")
+    return "\n".join([HEAD, *sections])
+
+
+def _summary(results: Results) -> dict[str, list[tuple[Any, ...]]]:
+    """Of every method the budgets and retentions of its summary rows."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for row in results.rows:
+        if "retention" in row:
+            key = (row.get("backbone"), row.get("tasks"), row["keep"], row["retention"])
+            found.setdefault(row["method"], []).append(key)
+    return found
+
+
+def _holds(larger: Mapping[str, object], smaller: Mapping[str, object]) -> bool:
+    """Whether nine of ten methods of the smaller one are in the larger one too, with equal rows."""
+    equal = sum(larger.get(method) == rows for method, rows in smaller.items())
+    return len(smaller) > 0 and equal >= 0.9 * len(smaller)
+
+
+def refresh_tables(text: str, found: Mapping[str, Results]) -> str:
+    """`text` with every block between its two marker lines made anew from the results file it names."""
+
+    def replace_block(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in found:
+            raise ValueError(
+                f"a table block names the results file {name!r}, which is not there: run its command first"
+            )
+        methods = (match["methods"] or "").split()
+        table = render_short(found[name], methods) if match["short"] else render_section(found[name])
+        return f"{match[1]}\n{table}\n{match['end']}"
+
+    return _BLOCK.sub(replace_block, text)
