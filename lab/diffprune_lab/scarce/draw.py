@@ -22,7 +22,7 @@ Packed = Mapping[str, np.ndarray | Tensor]
 
 
 def pack(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
-    """The drawing programs of a batch: `sprites` [S, 6], `counts` [B], `ground` [B, 16] (region map, 3 x region)."""
+    """The drawing programs of a batch: `sprites` [S, 6], `counts` [B], `ground` [B, 1 + 5 R] (region map, then each region)."""
     if not scenes:
         raise ValueError("There is nothing to draw: give pack() at least one scene.")
     drawn = [sprites(scene) for scene in scenes]
@@ -39,20 +39,20 @@ def pack(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
 def render(
     packed: Packed, device: torch.device | str = "cpu"
 ) -> tuple[UInt8[Tensor, "B 3 192 192"], Int16[Tensor, "B 192 192"], Int16[Tensor, "B 192 192"]]:
-    """(pixels, labels, textures): the pictures, owner * PARTS + part of each pixel, and the texture behind it."""
+    """(pixels, labels, regions): the pictures, owner * PARTS + part of each pixel, and the region behind it."""
     arrays = {name: torch.as_tensor(packed[name]) for name in ("sprites", "counts", "ground")}
     device = torch.device(device)
     batch = len(arrays["counts"])
     pixels = torch.empty(batch, 3, PIXELS, dtype=torch.uint8, device=device)
     labels = torch.zeros(batch, PIXELS, dtype=torch.int16, device=device)
-    texture = torch.empty(batch, PIXELS, dtype=torch.int16, device=device)
+    behind = torch.empty(batch, PIXELS, dtype=torch.int16, device=device)
     ground = arrays["ground"].to(device, non_blocking=True)
     for start in range(0, batch, _CHUNK):
         rows = slice(start, start + _CHUNK)
-        _paint_ground(pixels[rows], texture[rows], ground[rows])
+        _paint_ground(pixels[rows], behind[rows], ground[rows])
     _paint_sprites(pixels, labels, arrays["sprites"], arrays["counts"])
     shape = (batch, PICTURE, PICTURE)
-    return pixels.view(batch, 3, PICTURE, PICTURE), labels.view(shape), texture.view(shape)
+    return pixels.view(batch, 3, PICTURE, PICTURE), labels.view(shape), behind.view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _stores(device: torch.device) -> _Stores:
 
 
 def _paint_ground(
-    pixels: UInt8[Tensor, "B 3 P"], texture: Int16[Tensor, "B P"], ground: Int[Tensor, "B 16"]
+    pixels: UInt8[Tensor, "B 3 P"], behind: Int16[Tensor, "B P"], ground: Int[Tensor, "B G"]
 ) -> None:
     """Each pixel blends the two colors of its region by the region's texture, in place."""
     stores = _stores(pixels.device)
@@ -107,7 +107,7 @@ def _paint_ground(
         stores.grounds.index_select(0, color.flatten()).view(*color.shape, 3).transpose(1, 2) for color in (one, two)
     )
     pixels.copy_(((second - first) * weight).bitwise_right_shift_(6).add_(first))
-    texture.copy_(number)
+    behind.copy_(region)
 
 
 def _paint_sprites(

@@ -80,7 +80,7 @@ class ScarceStream(SceneStream):
 
 
 def draw_batch(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device, with `pixels`, `labels`, `textures` and `twin` in place of the drawing programs."""
+    """The batch on the device, with `pixels`, `labels`, `regions` and `twin` in place of the drawing programs."""
     programs: dict[str, dict[str, Tensor]] = {"draw": {}, "twin": {}}
     drawn: Batch = {}
     for name, array in batch.items():
@@ -89,7 +89,7 @@ def draw_batch(batch: Batch, device: torch.device) -> Batch:
             programs[what][part] = array
         else:
             drawn[name] = array.to(device, non_blocking=True)
-    drawn["pixels"], drawn["labels"], drawn["textures"] = render(programs["draw"], device)
+    drawn["pixels"], drawn["labels"], drawn["regions"] = render(programs["draw"], device)
     if programs["twin"]:
         drawn["twin"] = render(programs["twin"], device)[0]
     return drawn

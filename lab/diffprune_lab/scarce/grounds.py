@@ -1,6 +1,6 @@
 """Grounds: textures, maps of regions and colors, built once from integers.
 
-A picture's ground has up to three regions (`region_maps`), each with a texture of its own (`textures`) that blends two
+A picture's ground is a patchwork of 8 to 32 regions (`region_maps`), each with a texture of its own (`textures`) that blends two
 colors. Textures are made of several octaves of noise, of tiles, of stripes and of scattered strokes, so that patches of
 the ground differ from one another about as much as patches of things do.
 """
@@ -12,7 +12,7 @@ import numpy as np
 PICTURE = 192
 SIDE = 256  # pixels along one side of a texture; it repeats
 BLEND = 64  # a texture is a weight from 0 (first color) to 64 (second color)
-REGIONS = 3
+REGIONS = 32  # most regions of a ground
 
 Rgb = tuple[int, int, int]
 
@@ -91,29 +91,29 @@ def textures() -> np.ndarray:
 TEXTURES = 25
 
 
+_PIECES = (8, 12, 16, 20, 24, 28, 32, 32)  # regions of a map, in turn
+
+
 @cache
 def region_maps() -> np.ndarray:
-    """Which of the three regions each pixel belongs to [R, 192, 192]: horizons, walls, paths, patches of land."""
+    """Which region each pixel belongs to [R, 192, 192]: patchworks of land with bent borders."""
     x, y = (axis + np.zeros((PICTURE, PICTURE), dtype=np.int64) for axis in np.ogrid[:PICTURE, :PICTURE][::-1])
-    bends = [(_noise(200 + i, 64)[:PICTURE, :PICTURE] - 32) for i in range(8)]
     maps = []
-    for i, (high, low) in enumerate(((40, 110), (56, 140), (72, 120), (90, 160), (64, 192), (100, 192))):
-        bend = bends[i % 8] // 2
-        maps.append((y + bend > high).astype(np.int64) + (y + bend > low))
-    for i, (left, right) in enumerate(((60, 130), (90, 192), (40, 150))):
-        bend = bends[(i + 3) % 8] // 2
-        maps.append((x + bend > left).astype(np.int64) + (x + bend > right))
-    for i, (first, last) in enumerate(((120, 230), (170, 260))):
-        maps.append((x + y + bends[i] > first).astype(np.int64) + (x + y + bends[i] > last))
-        maps.append((x - y + bends[i + 2] > first - 190).astype(np.int64) + (x - y + bends[i + 2] > last - 190))
-    for i in range(4):
-        land = _noise(220 + i, 64)[:PICTURE, :PICTURE] * 2 + _noise(230 + i, 32)[:PICTURE, :PICTURE]
-        low, high = (int(np.quantile(land, share)) for share in (0.4, 0.75))
-        maps.append((land > low).astype(np.int64) + (land > high))
+    for number in range(REGION_MAPS):
+        pieces = _PIECES[number % len(_PIECES)]
+        bend_x, bend_y = (
+            (_noise(200 + 2 * number + i, 32)[:PICTURE, :PICTURE] - BLEND // 2) // 2 for i in range(2)
+        )
+        places = (_words(300 + number, 2 * pieces) % np.uint64(PICTURE)).astype(np.int64).reshape(pieces, 2)
+        stretch = 1 + number % 3  # wide, even or tall pieces
+        away = [
+            (x + bend_x - px) ** 2 * (2 if stretch == 3 else 1) + (y + bend_y - py) ** 2 * (3 if stretch == 1 else 1)
+            for px, py in places
+        ]
+        maps.append(np.stack(away).argmin(0))
     regions = np.stack(maps)
-    assert regions.shape[0] == REGION_MAPS, len(regions)
     assert regions.max() < REGIONS
     return regions
 
 
-REGION_MAPS = 17
+REGION_MAPS = 48

@@ -38,7 +38,7 @@ from diffprune_lab.scarce.world import make_scene
 
 LOG_SECONDS, CHECK_SECONDS, SAVE_SECONDS = 20.0, 100.0, 100.0
 KEEP = 64
-CHECKED = ("random", "feature_norm", "cls_attention", "gots", "divprune", "prunesid")  # as released, without training
+CHECKED = ("random", "feature_norm", "cls_attention", "gots", "divprune", "prunesid", "agilepruner", "holov", "vispruner")  # as released, without training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class ScarceSettings(Settings):
 
     pixel_weight: float = targets.PIXEL_WEIGHT
     leak_weight: float = targets.LEAK_WEIGHT
+    spread_weight: float = targets.SPREAD_WEIGHT
     binding: float = 0.3
 
 
@@ -202,20 +203,27 @@ class TowerRun(ScarceRun):
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         seen = read_tokens(batch["labels"])
-        wanted = targets.token_targets(seen, batch["textures"], batch["things"], batch["letters"], batch["litter"])
+        wanted = targets.token_targets(
+            seen, batch["regions"], batch["grounds"], batch["things"], batch["letters"], batch["litter"]
+        )
         both = torch.cat((batch["pixels"], batch["twin"]))
         features, last = scenes_passes.tower_states(self.tower, both, last=True, block_function=self.block_function)
         (features, twins), last = features.chunk(2), last.chunk(2)[0]
-        named, given, right, summary = self.heads(features, last, wanted, batch["pixels"], batch["summary"])
+        named, given, right, summary = self.heads(
+            features, last, wanted, batch["pixels"], batch["summary"], batch["corners"]
+        )
         same = targets.unchanged(batch["pixels"], batch["twin"])
         leak = targets.leak(features[:, 1:], twins[:, 1:], same)
-        length = targets.length_loss(features[:, 1:], targets.token_lengths(wanted, batch["textures"]))
+        length = targets.length_loss(features[:, 1:], targets.token_lengths(wanted))
+        spread = targets.spread_loss(features[:, 1:])
         loss = named + self.settings.pixel_weight * given + targets.LENGTH_WEIGHT * length
+        loss = loss + self.settings.spread_weight * spread
         return loss + self.settings.leak_weight * leak, {
             "deviation": features.detach().float().std(),
             "leak": leak.detach(),
             "length": length.detach(),
             "pixels": given.detach(),
+            "spread": spread.detach(),
             "summary": summary,
             "same": same.float().mean(),
             "right": dict(zip(targets.FIELDS, right.unbind(), strict=True)),
@@ -341,6 +349,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--weights", default="", help="weights of questions that differ from the default, as sign=20,size=4")
     add("--pixel-weight", type=float, default=targets.PIXEL_WEIGHT, help="of giving back one's own pixels (tower)")
     add("--leak-weight", type=float, default=targets.LEAK_WEIGHT, help="of what tokens know of elsewhere (tower)")
+    add("--spread-weight", type=float, default=targets.SPREAD_WEIGHT, help="of tokens unlike each other (tower)")
     add("--binding", type=float, default=0.3, help="weight of the reader of visual tokens (language)")
     add("--no-compile", dest="compile", action="store_false")
     settings = ScarceSettings(**vars(parser.parse_args(arguments)))

@@ -6,7 +6,8 @@ the litter; and every token gives back its own pixels, coarsely. No token names 
 from its head and its base, how large it is from where they are. `leak` holds the tower to that: a picture's twin has
 parts, letters, litter and grounds changed, and tokens that look at nothing that changed must stay as they are.
 
-The length of a feature says nothing of what is worth keeping: it is set by the local look (`LENGTHS`), of grounds and
+The ground is as loud as the things: tokens of a picture are held apart from each other wherever they look
+(`spread_loss`), and the length of a feature says nothing of what is worth keeping, for it is set by the local look (`LENGTHS`), of grounds and
 litter as of things. [CLS] sums up the whole picture, grounds and litter too.
 """
 
@@ -23,12 +24,14 @@ from diffprune.scenes.rng import Rng
 from diffprune.scenes.supervision import classify
 from diffprune_lab.scarce import grounds, masks, tokens
 from diffprune_lab.scarce.tokens import IGNORE, PATCH, Tokens, patches
-from diffprune_lab.scarce.world import MOST_LETTERS, MOST_LITTER, MOST_THINGS, Scene
+from diffprune_lab.scarce.world import CELL, MOST_LETTERS, MOST_LITTER, MOST_THINGS, Scene
 
 GRID = grounds.PICTURE // PATCH
 FIELDS = {
     "kind": len(tokens.KINDS),
     "texture": grounds.TEXTURES,
+    "first": len(grounds.GROUND_COLORS),  # colors of the ground
+    "second": len(grounds.GROUND_COLORS),
     "head": len(masks.HEADS),
     "base": len(masks.BASES),
     "color": len(masks.COLORS),
@@ -39,14 +42,16 @@ FIELDS = {
     "row": GRID,
     "column": GRID,
 }
-WEIGHTS = {"head": 2.0, "base": 2.0, "color": 1.5, "digit": 1.5, "letter": 3.0, "place": 2.0, "row": 0.3, "column": 0.3}
+WEIGHTS = {"first": 0.5, "second": 0.5, "head": 2.0, "base": 2.0, "color": 1.5, "digit": 1.5, "letter": 3.0, "place": 2.0, "row": 0.3, "column": 0.3}
 PIXELS = 48  # 4 x 4 cells of a patch, 3 channels: what a token gives back of itself
 PIXEL_WEIGHT = 1.0
 LEAK_WEIGHT = 15.0
 LEAK_MARGIN = 4  # pixels around a patch that a token may look at
-LENGTH_WEIGHT = 2.0
+SPREAD_WEIGHT = 1.0
+LENGTH_WEIGHT = 4.0
 LENGTH_SPREAD = 0.2  # lengths lie between exp(-0.2) and exp(0.2)
 SUMMARY = grounds.TEXTURES + len(masks.NOUNS) + len(masks.LITTER) + len(masks.COLORS) + len(masks.LETTERS)
+CORNERS = {f"corner{cell}": grounds.TEXTURES for cell in range(9)}  # the texture at the corner of each cell
 SUMMARY_WEIGHT = 0.1
 
 THING_COLUMNS = ("noun", "head", "base", "top", "bottom", "size", "digit")
@@ -65,7 +70,8 @@ LENGTHS = _lengths()
 
 
 def scene_arrays(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
-    """What the scenes hold: `things` [B, 10, 7] (row 0 is none), `letters` [B, 8], `litter` [B, 12], `summary`."""
+    """What the scenes hold: `things` [B, 10, 7] (row 0 is none), `letters` [B, 8], `litter` [B, 12], `summary`,
+    `corners` [B, 9], and `grounds` [B, R, 3], texture and colors of each region."""
     things = np.full((len(scenes), MOST_THINGS + 1, len(THING_COLUMNS)), IGNORE, np.int64)
     letters = np.full((len(scenes), MOST_LETTERS), IGNORE, np.int64)
     litter = np.full((len(scenes), MOST_LITTER), IGNORE, np.int64)
@@ -90,7 +96,13 @@ def scene_arrays(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
             letters[row, : len(spelled)] = spelled
             present += [start + letter for letter in spelled]
         summary[row, present] = 1
-    return {"things": things, "letters": letters, "litter": litter, "summary": summary}
+    regions = np.array([[(texture, one, two) for texture, _, _, one, two in scene.regions] for scene in scenes])
+    maps = grounds.region_maps()[[scene.region_map for scene in scenes]]
+    places = np.arange(3) * CELL + 1  # in the margin of a cell, where nothing stands but litter
+    behind = maps[:, places[:, None], places[None, :]].reshape(len(scenes), 9)
+    corners = np.take_along_axis(regions[:, :, 0], behind, 1)
+    held = {"things": things, "letters": letters, "litter": litter, "summary": summary}
+    return held | {"corners": corners, "grounds": regions}
 
 
 def of_thing(things: Int[Tensor, "B 10 7"], thing: Int[Tensor, "B N"], name: str) -> Int[Tensor, "B N"]:
@@ -100,14 +112,16 @@ def of_thing(things: Int[Tensor, "B 10 7"], thing: Int[Tensor, "B N"], name: str
 
 def token_targets(
     seen: Tokens,
-    textures: Int16[Tensor, "B 192 192"],
+    regions: Int16[Tensor, "B 192 192"],
+    ground: Int[Tensor, "B R 3"],
     things: Int[Tensor, "B 10 7"],
     letters: Int[Tensor, "B 8"],
     litter: Int[Tensor, "B 12"],
 ) -> Int[Tensor, "B N F"]:
     """What each token names, in the order of FIELDS; IGNORE where there is nothing of the kind to see."""
-    behind = patches(textures).long()
-    even = (behind == behind[:, :, :1]).all(-1)
+    behind = patches(regions).long()
+    even = (seen.kind == 0) & (behind == behind[:, :, :1]).all(-1)
+    texture, first, second = (part.gather(1, behind[:, :, 0]) for part in ground.unbind(2))
 
     def where(known: Tensor, value: Tensor) -> Tensor:
         return torch.where(known, value, IGNORE)
@@ -116,7 +130,9 @@ def token_targets(
     index = torch.arange(behind.shape[1], device=behind.device).expand(len(behind), -1)
     named = {
         "kind": seen.kind,
-        "texture": where((seen.kind == 0) & even, behind[:, :, 0]),
+        "texture": where(even, texture),
+        "first": where(even, first),
+        "second": where(even, second),
         "head": where(seen.head, of_thing(things, seen.thing, "head")),
         "base": where(seen.base, of_thing(things, seen.thing, "base")),
         "color": where((seen.thing > 0) & (seen.kind != 3), torch.where(seen.lower, lower, upper)),
@@ -130,13 +146,14 @@ def token_targets(
     return torch.stack([named[name] for name in FIELDS], dim=-1)
 
 
-def token_lengths(targets: Int[Tensor, "B N F"], textures: Int16[Tensor, "B 192 192"]) -> Float[Tensor, "B N"]:
+def token_lengths(targets: Int[Tensor, "B N F"]) -> Float[Tensor, "B N"]:
     """The logarithm of the length that each token's features should have."""
     names = list(FIELDS)
-    behind = patches(textures)[:, :, 0].long()
-    color, letter, litter = (targets[:, :, names.index(name)] for name in ("color", "letter", "litter"))
+    texture, color, letter, litter = (
+        targets[:, :, names.index(name)] for name in ("texture", "color", "letter", "litter")
+    )
     first = grounds.TEXTURES
-    look = torch.where(targets[:, :, 0] == 0, behind, len(LENGTHS) - 1)
+    look = torch.where(texture >= 0, texture, len(LENGTHS) - 1)
     look = torch.where(color >= 0, first + color, look)
     first += len(masks.COLORS)
     look = torch.where(letter >= 0, first + letter, look)
@@ -166,6 +183,19 @@ def leak(
     return (relative + 1e-8).sqrt()
 
 
+def spread_loss(features: Float[Tensor, "B N D"], count: int = 144) -> Float[Tensor, ""]:
+    """How much the tokens of a picture resemble one another, grounds and things alike.
+
+    0 where some of them, drawn at random, are orthogonal to each other on average; 4 where all are the same.
+    """
+    some = features[:, torch.randperm(features.shape[1], device=features.device)[:count]].float()
+    unit = functional.normalize(some, dim=-1)
+    alike = 4 * unit @ unit.transpose(1, 2)  # [B, M, M]
+    own = torch.eye(count, dtype=torch.bool, device=features.device)
+    resemble = alike.masked_fill(own, -torch.inf).logsumexp(-1).mean() - torch.log(torch.tensor(count - 1.0))
+    return resemble
+
+
 class TowerHeads(nn.Module):
     """Linear readers of the tower, one for patch tokens and one each for [CLS] at the feature layer and at the end."""
 
@@ -174,7 +204,7 @@ class TowerHeads(nn.Module):
         self.patch_norm = nn.LayerNorm(width)
         self.patch_head = nn.Linear(width, sum(FIELDS.values()) + PIXELS)
         self.summary_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.summary_heads = nn.ModuleList(nn.Linear(width, SUMMARY) for _ in range(2))
+        self.summary_heads = nn.ModuleList(nn.Linear(width, SUMMARY + sum(CORNERS.values())) for _ in range(2))
 
     def forward(
         self,
@@ -183,6 +213,7 @@ class TowerHeads(nn.Module):
         targets: Int[Tensor, "B N F"],
         pixels: UInt8[Tensor, "B 3 H W"],
         summary: Float[Tensor, "B S"],
+        corners: Int[Tensor, "B 9"],
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, " F"], Float[Tensor, ""]]:
         """(loss of names and summary, loss of pixels, accuracies by field, share of the summary that is right)."""
         said = self.patch_head(self.patch_norm(features[:, 1:]))
@@ -193,13 +224,17 @@ class TowerHeads(nn.Module):
         right = loss.new_zeros(())
         for norm, head, states in zip(self.summary_norms, self.summary_heads, (features, last), strict=True):
             logits = head(norm(states[:, 0])).float()
-            missed = functional.binary_cross_entropy_with_logits(logits, summary, reduction="none").sum(-1).mean()
-            loss = loss + SUMMARY_WEIGHT * missed
-            right = ((logits > 0) == (summary > 0)).float().mean()
+            present, at = logits[:, :SUMMARY], logits[:, SUMMARY:]
+            missed = functional.binary_cross_entropy_with_logits(present, summary, reduction="none").sum(-1).mean()
+            loss = loss + SUMMARY_WEIGHT * (missed + classify(at, corners, CORNERS, {})[0])
+            right = ((present > 0) == (summary > 0)).float().mean()
         return loss, given, accuracies, right.detach()
 
 
 def length_loss(features: Float[Tensor, "B N D"], lengths: Float[Tensor, "B N"]) -> Float[Tensor, ""]:
-    """How far the features' root mean square lies from what it should be, both as logarithms."""
-    spread = features.float().square().mean(-1).add(1e-6).log() / 2
-    return (spread - lengths).square().mean()
+    """How far the features' root mean square lies from what it should be, both as logarithms, and their mean from 0.
+
+    Without the second a large common part makes up the length and all tokens are nearly the same.
+    """
+    size = features.float().square().mean(-1).add(1e-6).log() / 2
+    return (size - lengths).square().mean() + features.float().mean((0, 1)).square().mean()

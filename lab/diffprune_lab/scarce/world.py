@@ -24,9 +24,9 @@ FIRST_LITTER = FIRST_BADGE + MOST_THINGS
 OWNERS = FIRST_LITTER + MOST_LITTER
 
 _SPLIT_OF_CLASS = ("train",) * 14 + ("validation", "test")
-_COUNT_WEIGHTS = (1, 1, 1, 1, 1, 1, 1)  # 3 to 9 things
+_COUNT_WEIGHTS = (1, 1, 2, 2, 2, 2, 2)  # 3 to 9 things
 _SIZE_WEIGHTS = (5, 6, 5, 4)
-_LITTER = (4, 10)
+_LITTER = (6, 12)
 
 Box = tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels, x1 and y1 just outside
 Sprite = tuple[int, int, int, int, int, int]  # mask, x, y, first color, second color, owner
@@ -81,7 +81,7 @@ Region = tuple[int, int, int, int, int]  # texture, shift right, shift down, fir
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One picture: its things in raster order of their cells, its sign, its litter, and its ground of three regions."""
+    """One picture: its things in raster order of their cells, its sign, its litter, and its ground of many regions."""
 
     split: str
     index: int
@@ -107,7 +107,7 @@ def make_scene(split: str, index: int, *, sign: bool | None = None, seed: int = 
         raise ValueError(f"A scene cannot have the number {index}: count from 0.")
     rng = Rng(seed, "scarce", split, index, -1 if sign is None else int(sign))
     while True:
-        shown = rng.below(5) < 3 if sign is None else sign
+        shown = rng.below(3) < 2 if sign is None else sign
         text, cell = _draw_text(rng) if shown else ("", -1)
         things = _draw_things(rng, cell)
         if _SPLIT_OF_CLASS[content_hash(things, text) % 16] == split:
@@ -237,7 +237,7 @@ def vary(scene: Scene, rng: Rng) -> Scene:
         text = "".join(rng.choice(masks.LETTERS) if rng.below(3) == 0 else letter for letter in sign.text)
         sign = replace(sign, text=text) if rng.below(4) else None
     litter = tuple(one for one in scene.litter if rng.below(3))
-    regions = tuple(draw_region(rng) if rng.below(4) == 0 else region for region in scene.regions)
+    regions = tuple(draw_region(rng) if rng.below(8) == 0 else region for region in scene.regions)
     left = tuple(thing for thing in things if thing is not None)
     return replace(scene, things=left, sign=sign, litter=litter, regions=regions)
 
