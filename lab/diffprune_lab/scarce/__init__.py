@@ -1,1 +1,1 @@
-"""A second world, in which visual tokens are scarce: grounds as rich as the things on them, facts spread over tokens."""
+"""A second world, in which visual tokens are scarce: rich grounds, and facts that are spread over tokens."""

@@ -22,7 +22,7 @@ Packed = Mapping[str, np.ndarray | Tensor]
 
 
 def pack(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
-    """The drawing programs of a batch: `sprites` [S, 6], `counts` [B], `ground` [B, 1 + 5 R] (region map, then each region)."""
+    """The drawing programs of a batch: `sprites` [S, 6], `counts` [B], `ground` [B, 1 + 5 R] (region map, regions)."""
     if not scenes:
         raise ValueError("There is nothing to draw: give pack() at least one scene.")
     drawn = [sprites(scene) for scene in scenes]
@@ -91,9 +91,7 @@ def _stores(device: torch.device) -> _Stores:
     )
 
 
-def _paint_ground(
-    pixels: UInt8[Tensor, "B 3 P"], behind: Int16[Tensor, "B P"], ground: Int[Tensor, "B G"]
-) -> None:
+def _paint_ground(pixels: UInt8[Tensor, "B 3 P"], behind: Int16[Tensor, "B P"], ground: Int[Tensor, "B G"]) -> None:
     """Each pixel blends the two colors of its region by the region's texture, in place."""
     stores = _stores(pixels.device)
     region = stores.regions.index_select(0, ground[:, 0].long())  # [B, P]
@@ -119,7 +117,11 @@ def _paint_sprites(
     corner = y * PICTURE + x
     lengths, starts = (torch.from_numpy(array)[mask] for array in (masks.LENGTHS, masks.STARTS))
     columns = torch.stack([lengths, starts, picture, corner, one, two, owner])
-    layers = (mask < masks.LETTER_TILE, (mask >= masks.LETTER_TILE) & (mask < masks.FIRST_GLYPH), mask >= masks.FIRST_GLYPH)
+    layers = (
+        mask < masks.LETTER_TILE,
+        (mask >= masks.LETTER_TILE) & (mask < masks.FIRST_GLYPH),
+        mask >= masks.FIRST_GLYPH,
+    )
     for layer in layers:
         if layer.any():
             _paint_layer(pixels, labels, columns[:, layer])

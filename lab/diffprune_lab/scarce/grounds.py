@@ -1,7 +1,7 @@
 """Grounds: textures, maps of regions and colors, built once from integers.
 
-A picture's ground is a patchwork of 8 to 32 regions (`region_maps`), each with a texture of its own (`textures`) that blends two
-colors. Textures are made of several octaves of noise, of tiles, of stripes and of scattered strokes, so that patches of
+A picture's ground is a patchwork of 8 to 32 regions (`region_maps`), each with a texture of its own
+(`textures`) that blends two colors. Textures are made of several octaves of noise, of tiles, of stripes and of scattered strokes, so that patches of
 the ground differ from one another about as much as patches of things do.
 """
 
@@ -58,7 +58,9 @@ def textures() -> np.ndarray:
     clouds = [_stretch(4 * _noise(i, 64) + 2 * _noise(20 + i, 32) + _noise(40 + i, 16)) for i in range(2)]
     rough = [_stretch(2 * _noise(60 + i, 16) + 2 * _noise(70 + i, 8) + _noise(80 + i, 4)) for i in range(3)]
     rock = [np.where(_noise(90 + i, 16) + _noise(95 + i, 8) // 2 > 48, 60, _noise(98 + i, 4) // 2) for i in range(2)]
-    grass = [_stretch(np.roll(_noise(100, 4), 3, 0) + _noise(101, 32) + np.where((x * 5 + _noise(102, 8)) % 7 < 2, 40, 0))]
+    grass = [
+        _stretch(np.roll(_noise(100, 4), 3, 0) + _noise(101, 32) + np.where((x * 5 + _noise(102, 8)) % 7 < 2, 40, 0))
+    ]
     sand = [_stretch(3 * _noise(110, 4) + _noise(111, 64))]
     waves = [
         _stretch(((y * 4 + _noise(120, 32)) % 64 - 32).__abs__() + _noise(121, 8) // 4),
@@ -101,9 +103,7 @@ def region_maps() -> np.ndarray:
     maps = []
     for number in range(REGION_MAPS):
         pieces = _PIECES[number % len(_PIECES)]
-        bend_x, bend_y = (
-            (_noise(200 + 2 * number + i, 32)[:PICTURE, :PICTURE] - BLEND // 2) // 2 for i in range(2)
-        )
+        bend_x, bend_y = ((_noise(200 + 2 * number + i, 32)[:PICTURE, :PICTURE] - BLEND // 2) // 2 for i in range(2))
         places = (_words(300 + number, 2 * pieces) % np.uint64(PICTURE)).astype(np.int64).reshape(pieces, 2)
         stretch = 1 + number % 3  # wide, even or tall pieces
         away = [

@@ -39,7 +39,9 @@ _BODIES: tuple[Rgb, ...] = (
     (222, 40, 38), (250, 132, 18), (252, 220, 40), (34, 156, 56), (36, 92, 224), (132, 46, 178), (30, 30, 34),
     (246, 246, 246), *_INKS,
 )  # fmt: skip
-PALETTE = np.array([(body, tuple(channel * 3 // 8 for channel in body)) for body in _BODIES], dtype=np.int64)  # [C, 2, 3]
+PALETTE = np.array(
+    [(body, tuple(channel * 3 // 8 for channel in body)) for body in _BODIES], dtype=np.int64
+)  # [C, 2, 3]
 
 _POINTS = 4  # sample points along one side of a pixel
 

@@ -46,12 +46,12 @@ class Oracle(ScoringPruner):
         self.ranks = dict(ranks)
 
     @classmethod
-    def of(cls, seeds: Sequence[int], scenes: Sequence[Scene]) -> "Oracle":
-        """From the numbers of the pictures and their scenes."""
+    def of(cls, seeds: Sequence[int], scenes: Sequence[Scene], device: torch.device | str = "cpu") -> "Oracle":
+        """From the numbers of the pictures and their scenes, which are drawn on the device."""
         ranks: dict[int, Tensor] = {}
         for start in range(0, len(scenes), 64):
             rows = slice(start, start + 64)
-            pixels = units.unit_pixels(render(pack(scenes[rows]))[1])
+            pixels = units.unit_pixels(render(pack(scenes[rows]), device)[1])
             ranks.update(zip(seeds[rows], rank_tokens(pixels), strict=True))
         return cls(ranks)
 

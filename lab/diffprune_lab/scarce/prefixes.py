@@ -1,7 +1,7 @@
-"""Which visual tokens the language model sees in training: prefixes of any length and make-up, no pruning method among them.
+"""Which visual tokens the language model sees in training: prefixes of any length and make-up.
 
 Regions (scattered, blocks, halves, stripes, smooth blobs, one direction of the features) come from the first world's
-rules. Rules about what is drawn give items, units of items, or the ground the first places.
+rules. Rules about what is drawn give items, units of items, or the ground the first places. No pruning method is among them.
 """
 
 import torch
@@ -24,7 +24,9 @@ RULES = {
     "one_only": 2,
     "ground": 5,
 }
-_REGIONS = tuple(list(prefixes.RULES).index(rule) for rule in ("random", "block", "half", "stripes", "blobs", "direction"))
+_REGIONS = tuple(
+    list(prefixes.RULES).index(rule) for rule in ("random", "block", "half", "stripes", "blobs", "direction")
+)
 
 
 def draw_rules(batch: int, device: torch.device, generator: torch.Generator | None = None) -> Int[Tensor, " B"]:

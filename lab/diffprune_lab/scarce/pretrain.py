@@ -38,7 +38,17 @@ from diffprune_lab.scarce.world import make_scene
 
 LOG_SECONDS, CHECK_SECONDS, SAVE_SECONDS = 20.0, 100.0, 100.0
 KEEP = 64
-CHECKED = ("random", "feature_norm", "cls_attention", "gots", "divprune", "prunesid", "agilepruner", "holov", "vispruner")  # as released, without training
+CHECKED = (
+    "random",
+    "feature_norm",
+    "cls_attention",
+    "gots",
+    "divprune",
+    "prunesid",
+    "agilepruner",
+    "holov",
+    "vispruner",
+)  # as released, without training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,7 @@ class ScarceSettings(Settings):
     leak_weight: float = targets.LEAK_WEIGHT
     spread_weight: float = targets.SPREAD_WEIGHT
     binding: float = 0.3
+    checks: bool = True
 
 
 class ScarceRun:
@@ -141,7 +152,7 @@ class ScarceRun:
                     **numbers,
                 )
                 feeder.waited, last_log, logged_step = 0.0, time.monotonic(), self.clock.step
-            if share < 1 and now - last_check >= CHECK_SECONDS:
+            if self.settings.checks and share < 1 and now - last_check >= CHECK_SECONDS:
                 self.check()
                 last_check = time.monotonic()
             if share < 1 and now - last_save >= SAVE_SECONDS:
@@ -149,7 +160,8 @@ class ScarceRun:
                 last_save = time.monotonic()
         feeder.stop()
         self.save()
-        self.check()
+        if self.settings.checks:
+            self.check()
 
     def save(self) -> None:
         """Writes the weights."""
@@ -214,7 +226,7 @@ class TowerRun(ScarceRun):
         )
         same = targets.unchanged(batch["pixels"], batch["twin"])
         leak = targets.leak(features[:, 1:], twins[:, 1:], same)
-        length = targets.length_loss(features[:, 1:], targets.token_lengths(wanted))
+        length = targets.length_loss(features[:, 1:], targets.token_lengths(batch["pixels"]))
         spread = targets.spread_loss(features[:, 1:])
         loss = named + self.settings.pixel_weight * given + targets.LENGTH_WEIGHT * length
         loss = loss + self.settings.spread_weight * spread
@@ -351,6 +363,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--leak-weight", type=float, default=targets.LEAK_WEIGHT, help="of what tokens know of elsewhere (tower)")
     add("--spread-weight", type=float, default=targets.SPREAD_WEIGHT, help="of tokens unlike each other (tower)")
     add("--binding", type=float, default=0.3, help="weight of the reader of visual tokens (language)")
+    add("--no-checks", dest="checks", action="store_false", help="measure nothing on validation scenes")
     add("--no-compile", dest="compile", action="store_false")
     settings = ScarceSettings(**vars(parser.parse_args(arguments)))
     if settings.init is None and settings.stage != "tower":

@@ -7,8 +7,8 @@ from its head and its base, how large it is from where they are. `leak` holds th
 parts, letters, litter and grounds changed, and tokens that look at nothing that changed must stay as they are.
 
 The ground is as loud as the things: tokens of a picture are held apart from each other wherever they look
-(`spread_loss`), and the length of a feature says nothing of what is worth keeping, for it is set by the local look (`LENGTHS`), of grounds and
-litter as of things. [CLS] sums up the whole picture, grounds and litter too.
+(`spread_loss`), and the length of a feature says nothing of what is worth keeping, for the mean color sets it
+(`token_lengths`). [CLS] sums up the whole picture, grounds and litter too.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffprune.scenes.passes import normalise_pixels
-from diffprune.scenes.rng import Rng
 from diffprune.scenes.supervision import classify
 from diffprune_lab.scarce import grounds, masks, tokens
 from diffprune_lab.scarce.tokens import IGNORE, PATCH, Tokens, patches
@@ -42,13 +41,24 @@ FIELDS = {
     "row": GRID,
     "column": GRID,
 }
-WEIGHTS = {"first": 0.5, "second": 0.5, "head": 2.0, "base": 2.0, "color": 1.5, "digit": 1.5, "letter": 3.0, "place": 2.0, "row": 0.3, "column": 0.3}
+WEIGHTS = {
+    "first": 0.5,
+    "second": 0.5,
+    "head": 2.0,
+    "base": 2.0,
+    "color": 1.5,
+    "digit": 1.5,
+    "letter": 3.0,
+    "place": 2.0,
+    "row": 0.3,
+    "column": 0.3,
+}
 PIXELS = 48  # 4 x 4 cells of a patch, 3 channels: what a token gives back of itself
 PIXEL_WEIGHT = 1.0
 LEAK_WEIGHT = 15.0
 LEAK_MARGIN = 4  # pixels around a patch that a token may look at
-SPREAD_WEIGHT = 1.0
-LENGTH_WEIGHT = 4.0
+SPREAD_WEIGHT = 1.5
+LENGTH_WEIGHT = 8.0
 LENGTH_SPREAD = 0.2  # lengths lie between exp(-0.2) and exp(0.2)
 SUMMARY = grounds.TEXTURES + len(masks.NOUNS) + len(masks.LITTER) + len(masks.COLORS) + len(masks.LETTERS)
 CORNERS = {f"corner{cell}": grounds.TEXTURES for cell in range(9)}  # the texture at the corner of each cell
@@ -56,17 +66,6 @@ SUMMARY_WEIGHT = 0.1
 
 THING_COLUMNS = ("noun", "head", "base", "top", "bottom", "size", "digit")
 _COLUMN = {name: place for place, name in enumerate(THING_COLUMNS)}
-
-
-def _lengths() -> Tensor:
-    """Of each local look the logarithm of the length of its features: textures, colors, letters, litter, the rest."""
-    rng = Rng("lengths of features")
-    count = grounds.TEXTURES + len(masks.COLORS) + len(masks.LETTERS) + len(masks.LITTER) + 1
-    order = rng.shuffle(list(range(count)))
-    return torch.tensor([LENGTH_SPREAD * (2 * place / (count - 1) - 1) for place in order])
-
-
-LENGTHS = _lengths()
 
 
 def scene_arrays(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
@@ -146,20 +145,14 @@ def token_targets(
     return torch.stack([named[name] for name in FIELDS], dim=-1)
 
 
-def token_lengths(targets: Int[Tensor, "B N F"]) -> Float[Tensor, "B N"]:
-    """The logarithm of the length that each token's features should have."""
-    names = list(FIELDS)
-    texture, color, letter, litter = (
-        targets[:, :, names.index(name)] for name in ("texture", "color", "letter", "litter")
-    )
-    first = grounds.TEXTURES
-    look = torch.where(texture >= 0, texture, len(LENGTHS) - 1)
-    look = torch.where(color >= 0, first + color, look)
-    first += len(masks.COLORS)
-    look = torch.where(letter >= 0, first + letter, look)
-    first += len(masks.LETTERS)
-    look = torch.where(litter >= 0, first + litter, look)
-    return LENGTHS.to(targets.device)[look]
+def token_lengths(pixels: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B N"]:
+    """The logarithm of the length that each token's features should have: waves over the mean color of its patch.
+
+    One rule for grounds, litter and items, whose colors are the same: long features are of some colors, not of items.
+    """
+    red, green, blue = (functional.avg_pool2d(pixels.float() / 255, PATCH).flatten(2)).unbind(1)
+    waves = (9 * red - 4 * green).sin() + (7 * blue + 5 * green + 3).sin()
+    return LENGTH_SPREAD * waves / 2
 
 
 def unchanged(
