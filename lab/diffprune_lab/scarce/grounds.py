@@ -1,8 +1,8 @@
 """Grounds: textures, maps of regions and colors, built once from integers.
 
-A picture's ground is a patchwork of 8 to 32 regions (`region_maps`), each with a texture of its own
-(`textures`) that blends two colors. Textures are made of several octaves of noise, of tiles, of stripes and of scattered strokes, so that patches of
-the ground differ from one another about as much as patches of things do.
+A picture's ground is a patchwork of 8 to 32 regions (`region_maps`), each with a texture of its own (`textures`) that
+blends two colors. Textures are made of several octaves of noise, of tiles, of stripes and of scattered strokes, so that
+patches of the ground differ from one another about as much as patches of things do.
 """
 
 from functools import cache

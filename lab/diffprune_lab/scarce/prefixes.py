@@ -1,7 +1,8 @@
 """Which visual tokens the language model sees in training: prefixes of any length and make-up.
 
 Regions (scattered, blocks, halves, stripes, smooth blobs, one direction of the features) come from the first world's
-rules. Rules about what is drawn give items, units of items, or the ground the first places. No pruning method is among them.
+rules. Rules about what is drawn give items, units of items, or the ground the first places. No pruning
+method is among them.
 """
 
 import torch

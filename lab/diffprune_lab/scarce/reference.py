@@ -25,7 +25,7 @@ SPECS = {
         vision_blocks=3,
         vision_hidden=32,
         text_width=32,
-        text_layers=2,
+        text_layers=3,
         text_hidden=32,
         head_width=16,
     ),
