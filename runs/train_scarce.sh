@@ -44,8 +44,8 @@ tower) train --stage tower --out "$out" --minutes "$3" ;;
 language) train --stage language --init "$4" --out "$out" --minutes "$3" --round "${5:-0}" ;;
 accept) accept "$out" "$3" "$4" ;;
 chain)
-    train --stage tower --out "$out/tower" --minutes "${TOWER_MINUTES:-4}"
-    train --stage language --init "$out/tower" --out "$out/language" --minutes "${LANGUAGE_MINUTES:-4}"
+    train --stage tower --out "$out/tower" --minutes "${TOWER_MINUTES:-2}"
+    train --stage language --init "$out/tower" --out "$out/language" --minutes "${LANGUAGE_MINUTES:-5}"
     accept "$out" "$out/language" "$3"
     ;;
 *) echo "there is no stage $stage: choose chain, tower, language or accept" >&2; exit 2 ;;

@@ -90,7 +90,7 @@ def method_runs(vlm: PrunedVLM, names: Sequence[str], keeps: Sequence[int], seed
         draws = "seed" in {field.name for field in dataclasses.fields(named.kind.Options)}
         for keep in keeps:
             for seed in seeds if draws else [0]:
-                options = {"seed": seed} if draws else {}
+                options: dict[str, Any] = {"seed": seed} if draws else {}
                 runs.append(Run(name, keep, seed, named.build(block=vlm.backbone.block, **options)))
     return runs
 

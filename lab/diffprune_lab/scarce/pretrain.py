@@ -88,7 +88,7 @@ class ScarceRun:
         self.model = scenes_reference.build_model(self.spec, tokenizer, seed=settings.seed)
         if settings.init is not None:
             load_weights(self.model, settings.init)
-        self.model.to(self.device)
+        self.model.to(self.device)  # pyright: ignore[reportArgumentType]  # a decorated method
         self.tower: Any = self.model.model.vision_tower
         self.start_ids = torch.tensor([scenes_reference.START, *encode(turns.BEFORE_PICTURE)], device=self.device)
         self.block_function: Any = scenes_passes.tower_block
@@ -303,7 +303,7 @@ class LanguageRun(ScarceRun):
         """Logs the share of right answers by kind with all tokens and with the choices of methods without training."""
         names = ("full", "oracle", *CHECKED)
         right, asked = torch.zeros(2, len(names), len(KINDS_OF_TURN), device=self.device)
-        covered = dict.fromkeys(names, 0.0)
+        covered: dict[str, float] = {name: 0.0 for name in names}
         for batch in self.checks:
             features, seen = self.encode(batch)
             everything = torch.arange(self.tokens, device=self.device).expand(len(features), -1)
