@@ -111,7 +111,8 @@ class Task:
             scored = metrics.mme_score(outputs, answers, groups, families)
         else:
             scored = metrics.mean([100.0 * metrics.exact_match(o, a) for o, a in zip(outputs, answers, strict=True)])
-        return TaskScore(scored.score, scored.score, scored.units)
+        score = min(100.0, scored.score)  # a mean of shares may end a rounding above
+        return TaskScore(score, score, scored.units)
 
     @cached_property
     def chance(self) -> float:

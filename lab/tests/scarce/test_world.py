@@ -120,6 +120,7 @@ def test_tasks_are_built_alike_every_time_and_their_answers_are_balanced() -> No
         task = tasks.build_task(name, "validation", 12)
         assert task == tasks.build_task(name, "validation", 12)
         assert task.score([question.answer for question in task.questions]).score == pytest.approx(100.0)
+        assert task.score([question.answer for question in task.questions]).score <= 100
         assert task.chance < 70
         assert {question.scene.split for question in task.questions} == {"validation"}
 
