@@ -10,7 +10,6 @@ does not. No scorer is trained before they hold.
 import argparse
 import dataclasses
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,17 +19,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
-from diffprune.evaluate.native import Gallery, Run, answer, evaluate, make_sheet, score_run, visual_average
+from diffprune.evaluate.runner import EncodedQuestions, Measurement, encode_questions, evaluate, make_sheet
 from diffprune.methods.base import NEEDS, Card, LayerPruner, ScoringPruner
-from diffprune.methods.named import parse_method
+from diffprune.methods.options import parse_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS
 from diffprune.results import write_results
 from diffprune.types import VisualTokens
 from diffprune_lab.scarce.digest import frozen_digest
 from diffprune_lab.scarce.draw import pack, render
-from diffprune_lab.scarce.gallery import ScarceGallery, open_gallery, oracle_of
 from diffprune_lab.scarce.reference import NAME, SPECS, load_scarce
+from diffprune_lab.scarce.source import SCARCE_TASKS
 from diffprune_lab.scarce.tokens import read_tokens
 
 KEEP = 64
@@ -70,19 +69,19 @@ class ItemTokens(ScoringPruner):
         return torch.stack(rows).to(tokens.x.device)
 
 
-def items_of(gallery: ScarceGallery) -> dict[int, Tensor]:
+def items_of(encoded: EncodedQuestions) -> dict[int, Tensor]:
     """The item of every token of each picture; a letter of a sign is an item of its own here."""
-    assert gallery.tokens.seeds is not None
-    scenes = gallery.scenes
+    tokens, scenes = encoded.tokens, encoded.images
+    assert tokens.seeds is not None
     found: dict[int, Tensor] = {}
     for start in range(0, len(scenes), 64):
-        seen = read_tokens(render(pack(scenes[start : start + 64]), gallery.tokens.x.device)[1])
+        seen = read_tokens(render(pack(scenes[start : start + 64]), tokens.x.device)[1])
         items = torch.where(seen.letter >= 0, 20 + seen.letter, seen.item)
-        found.update(zip(gallery.tokens.seeds[start : start + 64], items.cpu(), strict=True))
+        found.update(zip(tokens.seeds[start : start + 64], items.cpu(), strict=True))
     return found
 
 
-def method_runs(vlm: PrunedVLM, names: Sequence[str], keeps: Sequence[int], seeds: Sequence[int]) -> list[Run]:
+def method_runs(vlm: PrunedVLM, names: Sequence[str], keeps: Sequence[int], seeds: Sequence[int]) -> list[Measurement]:
     """Each method at each budget; one that draws at random, with every seed."""
     runs = []
     for name in names:
@@ -91,7 +90,7 @@ def method_runs(vlm: PrunedVLM, names: Sequence[str], keeps: Sequence[int], seed
         for keep in keeps:
             for seed in seeds if draws else [0]:
                 options: dict[str, Any] = {"seed": seed} if draws else {}
-                runs.append(Run(name, keep, seed, named.build(block=vlm.backbone.block, **options)))
+                runs.append(Measurement(name, keep, seed, named.build(block=vlm.backbone.block, **options)))
     return runs
 
 
@@ -139,39 +138,26 @@ def ask(given: argparse.Namespace) -> Sheet:
     vlm = PrunedVLM(base.to(given.device), processor, method="full")
     runs = method_runs(vlm, [name for name in names if name != "none"], keeps, _seeds(given))
     needs = frozenset[str]().union(*(run.pruner.needs for run in runs)) & NEEDS
-    gallery = open_gallery(vlm, split=given.split, count=given.questions, needs=needs, batch_size=given.batch_size)
+    questions = SCARCE_TASKS.build(split=given.split, count=given.questions)
+    encoded = encode_questions(vlm, questions, needs=needs, batch_size=given.batch_size)
     if given.bounds:
-        oracle = oracle_of(gallery)
-        runs = [Run("oracle", keep, 0, oracle) for keep in keeps] + runs
+        oracle = encoded.oracle()
+        runs = [Measurement("oracle", keep, 0, oracle) for keep in keeps] + runs
+        runs.append(Measurement("blind", 1.0, 0, vlm.method, blind=True))
     if given.curve:
-        items = items_of(gallery)
-        runs += [Run(f"item_tokens{count}", CURVE_KEEP, 0, ItemTokens(items, count)) for count in ITEM_TOKENS]
+        items = items_of(encoded)
+        runs += [Measurement(f"item_tokens{count}", CURVE_KEEP, 0, ItemTokens(items, count)) for count in ITEM_TOKENS]
     answers: list[Answers] = []
     for run in runs:  # one by one, so that what is there can be read before all is
         try:
-            if not answers:
-                answers += evaluate(vlm, gallery, [], batch_size=given.batch_size)
-            answers.append(_one(vlm, gallery, run, given.batch_size))
-        except ValueError as error:  # a method that does not fit this model is named and left out
-            print(f"{run.method} {run.keep} left out: {error}", flush=True)
+            full, last = evaluate(vlm, encoded, [run], batch_size=given.batch_size)
+        except ValueError as error:  # a method that does not fit this model is named and not measured
+            print(f"{run.method} {run.keep} not measured: {error}", flush=True)
             continue
-        last = answers[-1]
-        print(
-            f"{run.method} {run.keep} {statistics.fmean(last.score.values()):.1f} in {last.seconds:.1f} s", flush=True
-        )
-    if given.bounds:
-        said = answer(vlm, gallery, keep=1.0, blind=True, batch_size=given.batch_size)
-        answers.append(score_run(gallery, Run(method="blind", keep=1.0, seed=0, pruner=vlm.method), said))
-    return make_sheet(gallery, answers)
-
-
-def _one(vlm: PrunedVLM, gallery: Gallery, run: Run, batch_size: int) -> Answers:
-    """The answers of one method, where the full model's are there already."""
-    pruned = vlm.with_method(run.pruner, keep=run.keep)
-    start = time.perf_counter()
-    said = answer(pruned, gallery, keep=run.keep, batch_size=batch_size)
-    average = visual_average(pruned, gallery.tokens.counts[list(gallery.picture)].tolist())
-    return score_run(gallery, run, said, seconds=time.perf_counter() - start, average=average)
+        answers += [last] if answers else [full, last]
+        mean = statistics.fmean(last.score.values())
+        print(f"{run.method} {run.keep} {mean:.1f} in {last.seconds:.1f} s", flush=True)
+    return make_sheet(encoded, answers)
 
 
 def _seeds(given: argparse.Namespace) -> list[int]:
@@ -185,7 +171,7 @@ def join(files: Sequence[Path]) -> Sheet:
     for file, sheet in zip(files, sheets, strict=True):
         if sheet.questions != first.questions:
             raise ValueError(f"{file} asked other questions than {files[0]}: run both with the same --questions.")
-    found = {(one.run.method, one.run.keep, one.run.seed): one for sheet in sheets for one in sheet.answers}
+    found = {(one.entry.method, one.entry.keep, one.entry.seed): one for sheet in sheets for one in sheet.answers}
     full = [one for key, one in found.items() if key[0] == "full"]
     return Sheet(first.questions, first.chance, full + [one for one in found.values() if one not in full])
 

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from diffprune.scenes.package import weight_files
+from diffprune_lab.pretrain.package import weight_files
 
 FROZEN = ("grounds", "masks", "world", "draw", "tokens", "language", "tasks", "oracle")
 

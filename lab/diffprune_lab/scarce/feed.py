@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from diffprune.scenes import turns
-from diffprune.scenes.feed import Batch, Feeder, SceneStream
-from diffprune.scenes.rng import Rng
+from diffprune.rng import Rng
+from diffprune_lab.pretrain import turns
+from diffprune_lab.pretrain.feed import Batch, Feeder, SceneStream
 from diffprune_lab.scarce import targets, tasks
 from diffprune_lab.scarce.draw import pack, render
 from diffprune_lab.scarce.world import Scene, make_scene, vary

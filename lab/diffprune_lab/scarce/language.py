@@ -7,7 +7,7 @@ referred to by what it is called where it alone is called so, else by its place.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from diffprune.scenes.rng import Rng
+from diffprune.rng import Rng
 from diffprune_lab.scarce.masks import COLORS, DIGITS, LETTERS, NOUNS, SIZES
 from diffprune_lab.scarce.world import CELLS, Scene, Thing, make_scene
 

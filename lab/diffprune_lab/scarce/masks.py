@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diffprune.scenes import atlas
+from diffprune_lab.scenes import atlas
 
 FULL = 16
 HEADS = ("pointed", "round", "flat", "notched")

@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.methods.base import Card, ScoringPruner
-from diffprune.scenes.oracle import GOLDEN
 from diffprune.types import VisualTokens
 from diffprune_lab.scarce import tokens as units
 from diffprune_lab.scarce.draw import pack, render
 from diffprune_lab.scarce.world import Scene
+from diffprune_lab.scenes.oracle import GOLDEN
 
 
 def rank_tokens(pixels: Int[Tensor, "B N U"]) -> Float[Tensor, "B N"]:

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration
 
-from diffprune.scenes import passes, turns
-from diffprune.scenes.feed import Batch
-from diffprune.scenes.supervision import classify
+from diffprune_lab.pretrain import passes, turns
+from diffprune_lab.pretrain.feed import Batch
+from diffprune_lab.pretrain.supervision import classify
 from diffprune_lab.scarce import masks, targets
 
 BOUND = {

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.scenes import prefixes
-from diffprune.scenes.prefixes import pick_rows
+from diffprune_lab.pretrain import prefixes
+from diffprune_lab.pretrain.prefixes import pick_rows
 from diffprune_lab.scarce import tokens
 from diffprune_lab.scarce.tokens import Tokens
 

@@ -20,21 +20,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from diffprune.methods.named import parse_method
-from diffprune.scenes import passes as scenes_passes
-from diffprune.scenes import prefixes as scenes_prefixes
-from diffprune.scenes import reference as scenes_reference
-from diffprune.scenes import turns
-from diffprune.scenes.feed import Batch
-from diffprune.scenes.package import LOG, load_weights, save_weights
-from diffprune.scenes.pretrain import Clock, Log, Settings, first_scene, optimisers, rate, set_up_device
+from diffprune.methods.options import parse_method
 from diffprune.types import VisualTokens
+from diffprune_lab.pretrain import passes as scenes_passes
+from diffprune_lab.pretrain import prefixes as scenes_prefixes
+from diffprune_lab.pretrain import turns
+from diffprune_lab.pretrain.feed import Batch
+from diffprune_lab.pretrain.package import LOG, load_weights, save_weights
+from diffprune_lab.pretrain.trainer import Clock, Log, Settings, first_scene, optimisers, rate, set_up_device
 from diffprune_lab.scarce import passes, prefixes, reference, targets
 from diffprune_lab.scarce.feed import LanguageBatch, ScarceFeeder, ScarceStream, draw_batch, parse_weights, tower_batch
 from diffprune_lab.scarce.oracle import rank_tokens
 from diffprune_lab.scarce.tasks import KINDS_OF_TURN
 from diffprune_lab.scarce.tokens import Tokens, coverage, read_tokens, unit_pixels
 from diffprune_lab.scarce.world import make_scene
+from diffprune_lab.scenes import reference as scenes_reference
 
 LOG_SECONDS, CHECK_SECONDS, SAVE_SECONDS = 20.0, 100.0, 100.0
 KEEP = 64

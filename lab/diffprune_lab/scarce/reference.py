@@ -4,9 +4,9 @@ from pathlib import Path
 
 from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 
-from diffprune.scenes import reference
-from diffprune.scenes.package import load_weights
+from diffprune_lab.pretrain.package import load_weights
 from diffprune_lab.scarce.language import all_texts
+from diffprune_lab.scenes import reference
 
 NAME = "scarce-llava"
 SPECS = {

@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int, Int16, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diffprune.scenes.passes import normalise_pixels
-from diffprune.scenes.supervision import classify
+from diffprune_lab.pretrain.passes import normalise_pixels
+from diffprune_lab.pretrain.supervision import classify
 from diffprune_lab.scarce import grounds, masks, tokens
 from diffprune_lab.scarce.tokens import IGNORE, PATCH, Tokens, patches
 from diffprune_lab.scarce.world import CELL, MOST_LETTERS, MOST_LITTER, MOST_THINGS, Scene

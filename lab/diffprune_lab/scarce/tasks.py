@@ -16,14 +16,13 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import count as count_from
 
-from diffprune.evaluate import metrics
-from diffprune.scenes.rng import Rng
-from diffprune.scenes.tasks import TaskScore
+from diffprune.evaluate.task import METRICS, Question, Task
+from diffprune.rng import Rng
 from diffprune_lab.scarce import language
 from diffprune_lab.scarce.language import Asked, Pair
 from diffprune_lab.scarce.world import SPLITS, Scene, make_scene
@@ -45,89 +44,36 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    form: str  # "open", "presence" or "pairs"
+    metric: str  # one of the library's
     families: tuple[Family, ...]
     weight: int  # in training
 
 
 _KINDS = {
-    "name": _Kind("open", (Family("place", 2, language.ask_name, 12), Family("mark", 1, language.ask_marked, 12)), 12),
+    "name": _Kind("exact", (Family("place", 2, language.ask_name, 12), Family("mark", 1, language.ask_marked, 12)), 12),
     "color": _Kind(
-        "open", tuple(Family(half, 1, partial(language.ask_color, half=half), 8) for half in ("top", "bottom")), 14
+        "exact", tuple(Family(half, 1, partial(language.ask_color, half=half), 8) for half in ("top", "bottom")), 14
     ),
-    "where": _Kind("open", (Family("where", 1, language.ask_where, 9),), 10),
-    "count": _Kind("open", (Family("all", 1, language.ask_count, 7), Family("line", 1, language.ask_count_line, 4)), 8),
+    "where": _Kind("exact", (Family("where", 1, language.ask_where, 9),), 10),
+    "count": _Kind(
+        "exact", (Family("all", 1, language.ask_count, 7), Family("line", 1, language.ask_count_line, 4)), 8
+    ),
     "exists": _Kind(
-        "presence", tuple(Family(near, 1, partial(language.ask_exists, near=near), 2) for near in ("far", "near")), 10
+        "pope", tuple(Family(near, 1, partial(language.ask_exists, near=near), 2) for near in ("far", "near")), 10
     ),
-    "relation": _Kind("pairs", (Family("relation", 1, language.pair_relation, 4),), 10),
-    "number": _Kind("open", (Family("number", 1, language.ask_number, 10),), 12),
-    "sign": _Kind("open", (Family("sign", 1, language.ask_sign, 5, True),), 14),
+    "relation": _Kind("mme", (Family("relation", 1, language.pair_relation, 4),), 10),
+    "number": _Kind("exact", (Family("number", 1, language.ask_number, 10),), 12),
+    "sign": _Kind("exact", (Family("sign", 1, language.ask_sign, 5, True),), 14),
     "letter": _Kind(
-        "open",
+        "exact",
         (Family("letter", 2, language.ask_letter, 20, True), Family("length", 1, language.ask_length, 5, True)),
         10,
     ),
-    "size": _Kind("open", (Family("size", 1, language.ask_size, 4),), 10),
+    "size": _Kind("exact", (Family("size", 1, language.ask_size, 4),), 10),
 }
 PREFIX = "scarce/"
 TASKS = tuple(PREFIX + kind for kind in _KINDS)
 KINDS_OF_TURN = ("caption", *TASKS)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One prompt about one scene; `group` numbers the unit that is scored, which pairs share."""
-
-    id: str
-    scene: Scene
-    prompt: str
-    answer: str
-    family: str
-    group: int
-
-
-@dataclass(frozen=True)
-class Task:
-    """Questions and how they are scored."""
-
-    name: str
-    split: str
-    questions: list[Question]
-
-    @property
-    def _form(self) -> str:
-        return _KINDS[self.name.removeprefix(PREFIX)].form
-
-    def score(self, outputs: Sequence[str]) -> TaskScore:
-        """The score of one output for each question, in their order."""
-        questions = self.questions
-        if len(outputs) != len(questions):
-            raise ValueError(f"{len(outputs)} outputs cannot answer {len(questions)} questions: give one for each.")
-        answers, groups, families = ([getattr(q, name) for q in questions] for name in ("answer", "group", "family"))
-        if self._form == "presence":
-            scored = metrics.pope_f1(outputs, answers, families)
-        elif self._form == "pairs":
-            scored = metrics.mme_score(outputs, answers, groups, families)
-        else:
-            scored = metrics.mean([100.0 * metrics.exact_match(o, a) for o, a in zip(outputs, answers, strict=True)])
-        score = min(100.0, scored.score)  # a mean of shares may end a rounding above
-        return TaskScore(score, score, scored.units)
-
-    @cached_property
-    def chance(self) -> float:
-        """The expected score (0 to 100) of guessing without the picture.
-
-        Open answers: the best constant answer to each family. Presence: always "yes". Pairs: a toss for each question.
-        """
-        if self._form == "pairs":
-            return 100.0 * (0.5 + 0.25) / 2
-        if self._form == "presence":
-            return self.score(["yes"] * len(self.questions)).score
-        worth: dict[str, Counter[str]] = {}
-        for question in self.questions:
-            worth.setdefault(question.family, Counter())[question.answer] += 1
-        return 100.0 * sum(max(family.values()) for family in worth.values()) / len(self.questions)
 
 
 def build_task(name: str, split: str, count: int, seed: int = 0) -> Task:
@@ -144,7 +90,8 @@ def build_task(name: str, split: str, count: int, seed: int = 0) -> Task:
         raise ValueError(f"There is no split {split!r}: choose one of {', '.join(SPLITS)}.")
     if count < 1:
         raise ValueError(f"A task cannot have {count} questions: ask for at least 1.")
-    families = _KINDS[name.removeprefix(PREFIX)].families
+    kind = _KINDS[name.removeprefix(PREFIX)]
+    families = kind.families
     total, made = sum(family.weight for family in families), 0
     questions: list[Question] = []
     group = 0
@@ -156,9 +103,11 @@ def build_task(name: str, split: str, count: int, seed: int = 0) -> Task:
             posed = [("yes", asked.yes), ("no", asked.no)] if isinstance(asked, Pair) else [(asked.answer, asked.text)]
             for answer, prompt in posed:
                 label = f"{name}-{split}-{seed}-{len(questions)}"
-                questions.append(Question(label, scene, prompt, answer, family.name, group))
+                questions.append(
+                    Question(id=label, prompt=prompt, answer=answer, images=(scene,), subset=family.name, group=group)
+                )
             group += 1
-    return Task(name, split, questions)
+    return Task(name, questions, METRICS[kind.metric])
 
 
 def _draw_family(

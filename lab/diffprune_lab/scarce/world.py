@@ -7,7 +7,7 @@ tower's targets read the description. Nothing here needs a device, and every mac
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from diffprune.scenes.rng import Rng, mix
+from diffprune.rng import Rng, mix
 from diffprune_lab.scarce import grounds, masks
 
 CELL = 64  # the picture is 3 x 3 cells, one thing at most in each; a sign takes two cells of a row

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffprune.evaluate.runner import Measurement, encode_questions, evaluate
 from diffprune.model import PrunedVLM
-from diffprune.scenes import passes as scenes_passes
-from diffprune.scenes import reference as scenes_reference
-from diffprune.scenes import turns
+from diffprune_lab.pretrain import passes as scenes_passes
+from diffprune_lab.pretrain import turns
 from diffprune_lab.scarce import accept, pretrain, reference
 from diffprune_lab.scarce.digest import frozen_digest
 from diffprune_lab.scarce.feed import LanguageBatch, draw_batch, parse_weights
-from diffprune_lab.scarce.gallery import open_gallery, oracle_of
 from diffprune_lab.scarce.passes import answer_pass
+from diffprune_lab.scarce.source import SCARCE_TASKS
 from diffprune_lab.scarce.world import make_scene
+from diffprune_lab.scenes import reference as scenes_reference
 
 TOY = ["--model", "scarce-tiny", "--steps", "2", "--batch", "4", "--workers", "0", "--device", "cpu", "--no-compile"]
 
@@ -83,12 +84,13 @@ def test_weights_of_questions_are_checked() -> None:
 def test_the_library_answers_these_questions_through_the_deployed_path(trained: Path) -> None:
     base, processor = reference.load_scarce("scarce-tiny", trained / "language")
     vlm = PrunedVLM(base, processor, method="full")
-    gallery = open_gallery(vlm, ["scarce/sign", "scarce/relation"], split="validation", count=2)
+    questions = SCARCE_TASKS.build(["scarce/sign", "scarce/relation"], split="validation", count=2)
+    gallery = encode_questions(vlm, questions)
     assert len(gallery.prompts) == 6 and gallery.tokens.x.shape[1] == 576
     runs = accept.method_runs(vlm, ["random"], [64], [0])
-    runs.append(accept.Run("oracle", 64, 0, oracle_of(gallery)))
-    runs.append(accept.Run("item_tokens2", 64, 0, accept.ItemTokens(accept.items_of(gallery), 2)))
-    answers = accept.evaluate(vlm, gallery, runs)
+    runs.append(Measurement("oracle", 64, 0, gallery.oracle()))
+    runs.append(Measurement("item_tokens2", 64, 0, accept.ItemTokens(accept.items_of(gallery), 2)))
+    answers = evaluate(vlm, gallery, runs)
     assert [one.run.method for one in answers] == ["full", "random", "oracle", "item_tokens2"]
     assert all(set(one.score) == {"scarce/sign", "scarce/relation"} for one in answers)
 

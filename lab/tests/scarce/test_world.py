@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from diffprune.scenes.rng import Rng
+from diffprune.rng import Rng
 from diffprune_lab.scarce import language, masks, tasks, world
 from diffprune_lab.scarce.draw import PARTS, pack, render
 from diffprune_lab.scarce.world import SPLITS, content_hash, make_scene, vary
@@ -122,7 +122,7 @@ def test_tasks_are_built_alike_every_time_and_their_answers_are_balanced() -> No
         assert task.score([question.answer for question in task.questions]).score == pytest.approx(100.0)
         assert task.score([question.answer for question in task.questions]).score <= 100
         assert task.chance < 70
-        assert {question.scene.split for question in task.questions} == {"validation"}
+        assert {question.images[0].split for question in task.questions} == {"validation"}
 
 
 def test_wrong_tasks_are_refused_in_a_sentence() -> None:
