@@ -59,7 +59,7 @@ def answer_pass(
     prefix = start + keep.shape[1]
     states = torch.cat((embedded[:, :start], visual, embedded[:, start:]), dim=1)
     positions = torch.cat((steps, keep + start, layout.offset + start + features.shape[1]), dim=1)
-    cos, sin = (part[:, None] for part in language.rotary_emb(states.new_empty(0, dtype=torch.float32), positions))
+    cos, sin = language.rotary_emb(states.new_empty(0, dtype=torch.float32), positions)
     bias, middle = None, states
     for number, layer in enumerate(language.layers):
         query, key, value = parts.project(layer, states, cos, sin)
