@@ -91,7 +91,7 @@ def test_the_library_answers_these_questions_through_the_deployed_path(trained: 
     runs.append(Measurement("oracle", 64, 0, gallery.oracle()))
     runs.append(Measurement("item_tokens2", 64, 0, accept.ItemTokens(accept.items_of(gallery), 2)))
     answers = evaluate(vlm, gallery, runs)
-    assert [one.run.method for one in answers] == ["full", "random", "oracle", "item_tokens2"]
+    assert [one.entry.method for one in answers] == ["full", "random", "oracle", "item_tokens2"]
     assert all(set(one.score) == {"scarce/sign", "scarce/relation"} for one in answers)
 
 
