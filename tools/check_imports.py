@@ -73,6 +73,7 @@ LAB: dict[str, set[str]] = {
     "classifier": {"deit"},
     "scenes": set(),
     "pretrain": {"scenes"},
+    "scarce": {"pretrain", "scenes"},
     "models": {"scenes"},
     "probes": {"classifier", "deit", "models", "pretrain", "scenes"},
     "studies": {"classifier", "deit", "models", "probes", "scenes"},

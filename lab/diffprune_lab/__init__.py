@@ -12,7 +12,10 @@ DOORS = {
     doors.MODELS: {"scenes": "diffprune_lab.models:SCENES"},
     doors.DATA: {"scenes": "diffprune_lab.scenes.data:SceneFeed"},
     doors.MOVED: {"PrunedClassifier": "diffprune_lab.classifier:PrunedClassifier"},
-    doors.TASKS: {"scenes": "diffprune_lab.scenes.source:SCENES_TASKS"},
+    doors.TASKS: {
+        "scenes": "diffprune_lab.scenes.source:SCENES_TASKS",
+        "scarce": "diffprune_lab.scarce.source:SCARCE_TASKS",
+    },
 }
 
 

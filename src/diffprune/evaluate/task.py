@@ -178,7 +178,8 @@ class Task:
                 f"{len(outputs)} outputs cannot answer {len(self.questions)} questions: give one for each."
             )
         scored = self.metric.score(outputs, self.questions)
-        return TaskScore(scored.score, scored.score * self.maximum / 100, scored.units)
+        score = min(100.0, scored.score)  # a mean of shares may end a rounding above
+        return TaskScore(score, score * self.maximum / 100, scored.units)
 
     @cached_property
     def maximum(self) -> float:

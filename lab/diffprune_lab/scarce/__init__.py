@@ -1,0 +1,1 @@
+"""A second world, in which visual tokens are scarce: rich grounds, and facts that are spread over tokens."""

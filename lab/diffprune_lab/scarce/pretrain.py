@@ -1,0 +1,376 @@
+"""Trains `scarce-llava` from scratch: first the vision tower alone, then the language model on top of it.
+
+    python -m diffprune_lab.scarce.pretrain --stage tower --out out/tower --minutes 4
+    python -m diffprune_lab.scarce.pretrain --stage language --init out/tower --out out/first --minutes 9
+    python -m diffprune_lab.scarce.pretrain --stage language --init out/first --out out/second --minutes 9 --round 1
+
+A stage fits a ten-minute call and goes on from weights. Pictures are never repeated: each stage and round has its own
+range of training scenes. The tower is frozen in the language stage. No scorer is trained here; the checks run methods
+without training alone.
+"""
+
+import argparse
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from diffprune.methods.options import parse_method
+from diffprune.types import VisualTokens
+from diffprune_lab.pretrain import passes as scenes_passes
+from diffprune_lab.pretrain import prefixes as scenes_prefixes
+from diffprune_lab.pretrain import turns
+from diffprune_lab.pretrain.feed import Batch
+from diffprune_lab.pretrain.package import LOG, load_weights, save_weights
+from diffprune_lab.pretrain.trainer import Clock, Log, Settings, first_scene, optimisers, rate, set_up_device
+from diffprune_lab.scarce import passes, prefixes, reference, targets
+from diffprune_lab.scarce.feed import LanguageBatch, ScarceFeeder, ScarceStream, draw_batch, parse_weights, tower_batch
+from diffprune_lab.scarce.oracle import rank_tokens
+from diffprune_lab.scarce.tasks import KINDS_OF_TURN
+from diffprune_lab.scarce.tokens import Tokens, coverage, read_tokens, unit_pixels
+from diffprune_lab.scarce.world import make_scene
+from diffprune_lab.scenes import reference as scenes_reference
+
+LOG_SECONDS, CHECK_SECONDS, SAVE_SECONDS = 20.0, 100.0, 100.0
+KEEP = 64
+CHECKED = (
+    "random",
+    "feature_norm",
+    "cls_attention",
+    "gots",
+    "divprune",
+    "prunesid",
+    "agilepruner",
+    "holov",
+    "vispruner",
+)  # as released, without training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScarceSettings(Settings):
+    """One run; `python -m diffprune_lab.scarce.pretrain --help` says what is what."""
+
+    pixel_weight: float = targets.PIXEL_WEIGHT
+    leak_weight: float = targets.LEAK_WEIGHT
+    spread_weight: float = targets.SPREAD_WEIGHT
+    binding: float = 0.3
+    checks: bool = True
+
+
+class ScarceRun:
+    """What both stages share: the model, the feed, the optimisers, the clock and the log."""
+
+    def __init__(self, settings: ScarceSettings) -> None:
+        self.settings = settings
+        self.clock = Clock(settings.minutes, settings.steps)
+        self.device = torch.device(settings.device)
+        self.spec = reference.scarce_spec(settings.model)
+        self.log = Log(settings.out / LOG)
+        self.log.write(settings={key: str(value) for key, value in asdict(settings).items()})
+        tokenizer = reference.build_tokenizer()
+        encode = turns.PieceEncoder(tokenizer)
+        self.language_batch = LanguageBatch(
+            encode,
+            scenes_reference.END,
+            count=settings.turns,
+            weights=parse_weights(settings.weights),
+            seed=settings.seed,
+        )
+        self.is_tower = settings.stage == "tower"
+        make: Any = tower_batch if self.is_tower else self.language_batch
+        stream = ScarceStream(make, first=first_scene(settings), size=settings.batch, seed=settings.seed)
+        self.batches = stream.start(settings.workers)  # before anything is on the device: they are forked
+        self.model = scenes_reference.build_model(self.spec, tokenizer, seed=settings.seed)
+        if settings.init is not None:
+            load_weights(self.model, settings.init)
+        self.model.to(self.device)  # pyright: ignore[reportArgumentType]  # a decorated method
+        self.tower: Any = self.model.model.vision_tower
+        self.start_ids = torch.tensor([scenes_reference.START, *encode(turns.BEFORE_PICTURE)], device=self.device)
+        self.block_function: Any = scenes_passes.tower_block
+        self.parts = turns.PLAIN
+        if settings.compile:
+            self.block_function = torch.compile(scenes_passes.tower_block)
+            self.parts = turns.LayerParts(
+                torch.compile(turns.project_heads, dynamic=True), torch.compile(turns.mix_heads, dynamic=True)
+            )
+        self.checks = [self.check_batch(start) for start in range(0, 2 * settings.batch, settings.batch)]
+
+    def check_batch(self, start: int) -> Batch:
+        """Validation scenes, with a question of each kind."""
+        scenes = [make_scene("validation", start + i, seed=self.settings.seed) for i in range(self.settings.batch)]
+        return draw_batch(tower_batch(scenes) | self.language_batch.each_task(scenes), self.device)
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 on a GPU, float32 elsewhere."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """The loss of a batch, and what to log of it."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Measures on validation scenes."""
+        raise NotImplementedError
+
+    def train(self, modules: list[nn.Module]) -> None:
+        """Steps until time is up."""
+        feeder = ScarceFeeder(self.batches, self.device)
+        steppers = optimisers(modules, self.settings)
+        parameters = [p for stepper in steppers for group in stepper.param_groups for p in group["params"]]
+        share, logged_step = 0.0, 0
+        last_log = last_save = last_check = time.monotonic()
+        while share < 1.0:
+            for stepper in steppers:
+                for group in stepper.param_groups:
+                    group["lr"] = stepper.defaults["lr"] * rate(share, self.settings.warmup)
+            batch = feeder.next()
+            with self.autocast():
+                loss, logged = self.loss(batch)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(parameters, 1.0)
+            for stepper in steppers:
+                stepper.step()
+                stepper.zero_grad(set_to_none=True)
+            if self.clock.step == 0 and self.device.type == "cuda":
+                torch.cuda.synchronize()  # the schedule starts when the first step is really done
+            self.clock.tick()
+            share, now = self.clock.share(), time.monotonic()
+            if share >= 1 or now - last_log >= LOG_SECONDS or self.clock.step == 1:
+                numbers = {key: _plain(value) for key, value in {"loss": loss.detach(), "norm": norm, **logged}.items()}
+                seconds = time.monotonic() - last_log
+                self.log.write(
+                    step=self.clock.step,
+                    pictures=self.clock.step * self.settings.batch,
+                    share=round(share, 4),
+                    per_second=(self.clock.step - logged_step) * self.settings.batch / seconds,
+                    waited=feeder.waited / seconds,
+                    **numbers,
+                )
+                feeder.waited, last_log, logged_step = 0.0, time.monotonic(), self.clock.step
+            if self.settings.checks and share < 1 and now - last_check >= CHECK_SECONDS:
+                self.check()
+                last_check = time.monotonic()
+            if share < 1 and now - last_save >= SAVE_SECONDS:
+                self.save()
+                last_save = time.monotonic()
+        feeder.stop()
+        self.save()
+        if self.settings.checks:
+            self.check()
+
+    def save(self) -> None:
+        """Writes the weights."""
+        save_weights(self.model, self.settings.out, tower_only=self.is_tower)
+
+    @torch.no_grad()
+    def encode(self, batch: Batch) -> tuple[Float[Tensor, "B N D"], Tokens]:
+        """Features of all visual tokens, and what they look at."""
+        with self.autocast():
+            states, _ = scenes_passes.tower_states(
+                self.tower, batch["pixels"], last=False, block_function=self.block_function
+            )
+        return states[:, 1:], read_tokens(batch["labels"])
+
+    @torch.no_grad()
+    def choices(self, batch: Batch, features: Float[Tensor, "B N D"]) -> dict[str, Int[Tensor, "B K"]]:
+        """The oracle's choice of KEEP tokens and those of methods without training."""
+        with self.autocast():
+            attention = scenes_passes.cls_attention(self.tower, batch["pixels"]).float()
+            projected = features if self.is_tower else self.model.model.multi_modal_projector(features)
+        tokens = VisualTokens(
+            x=features.float(),
+            grid=(targets.GRID, targets.GRID),
+            seeds=tuple(range(len(features))),
+            cls_attention=attention,
+            projected=projected.float(),
+        )
+        oracle = rank_tokens(unit_pixels(batch["labels"])).topk(KEEP, -1).indices.sort(-1).values
+        chosen = {name: parse_method(name).build().select(tokens, KEEP) for name in CHECKED}
+        return {"oracle": oracle, **chosen}
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, dict):
+        return {key: round(float(part), 4) for key, part in value.items()}
+    return float(value)
+
+
+class TowerRun(ScarceRun):
+    """The tower learns to say what its tokens look at."""
+
+    def __init__(self, settings: ScarceSettings) -> None:
+        super().__init__(settings)
+        self.heads = targets.TowerHeads(self.spec.vision_width).to(self.device)
+        if settings.init is None:
+            batch = draw_batch(tower_batch([make_scene("validation", i) for i in range(128)]), torch.device("cpu"))
+            self.tower.cpu()
+            everything = torch.ones_like(read_tokens(batch["labels"]).item)
+            scenes_passes.whiten_patches_(self.tower, batch["pixels"], everything)
+            self.tower.to(self.device)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        seen = read_tokens(batch["labels"])
+        wanted = targets.token_targets(
+            seen, batch["regions"], batch["grounds"], batch["things"], batch["letters"], batch["litter"]
+        )
+        both = torch.cat((batch["pixels"], batch["twin"]))
+        features, last = scenes_passes.tower_states(self.tower, both, last=True, block_function=self.block_function)
+        (features, twins), last = features.chunk(2), last.chunk(2)[0]
+        named, given, right, summary = self.heads(
+            features, last, wanted, batch["pixels"], batch["summary"], batch["corners"]
+        )
+        same = targets.unchanged(batch["pixels"], batch["twin"])
+        leak = targets.leak(features[:, 1:], twins[:, 1:], same)
+        length = targets.length_loss(features[:, 1:], targets.token_lengths(batch["pixels"]))
+        spread = targets.spread_loss(features[:, 1:])
+        loss = named + self.settings.pixel_weight * given + targets.LENGTH_WEIGHT * length
+        loss = loss + self.settings.spread_weight * spread
+        return loss + self.settings.leak_weight * leak, {
+            "deviation": features.detach().float().std(),
+            "leak": leak.detach(),
+            "length": length.detach(),
+            "pixels": given.detach(),
+            "spread": spread.detach(),
+            "summary": summary,
+            "same": same.float().mean(),
+            "right": dict(zip(targets.FIELDS, right.unbind(), strict=True)),
+        }
+
+    def check(self) -> None:
+        batch = self.checks[0]
+        features, seen = self.encode(batch)
+        covered = {name: coverage(seen, keep) for name, keep in self.choices(batch, features).items()}
+        on_item = (seen.item > 0).float()
+        norm = features.float().norm(dim=-1)
+        self.log.write(
+            check="tower",
+            step=self.clock.step,
+            deviation=float(features.float().std()),
+            widest_channel=float(features.float().flatten(0, 1).std(0).max()),
+            tokens_on_items=float(on_item.mean()),
+            length_on_items=float((norm * on_item).sum() / on_item.sum() / norm.mean()),
+            covered=_plain(covered),
+        )
+
+    def run(self) -> None:
+        """Trains, brings the features to deviation 1, saves."""
+        self.train([self.tower, self.heads])
+        scenes_passes.scale_features_(self.tower, 1 / float(self.encode(self.checks[0])[0].float().std()))
+        self.save()
+
+
+class LanguageRun(ScarceRun):
+    """The projector and the language model learn to answer from prefixes of every kind."""
+
+    def __init__(self, settings: ScarceSettings) -> None:
+        super().__init__(settings)
+        self.tower.requires_grad_(False)
+        self.tokens = self.spec.grid**2
+        self.dice = random.Random(settings.seed + 1000 * settings.round)
+        self.generator = torch.Generator(self.device).manual_seed(settings.seed + 1000 * settings.round)
+        self.binding = passes.Binding(self.spec.text_width).to(self.device)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        features, seen = self.encode(batch)
+        count = scenes_prefixes.draw_length(
+            self.tokens, self.dice.random(), self.dice.random(), full=self.settings.full
+        )
+        if count == self.tokens:
+            keep = torch.arange(count, device=self.device).expand(len(features), -1)
+        else:
+            rules = prefixes.draw_rules(len(features), self.device, self.generator)
+            priority = prefixes.priorities(seen, features, rules, self.generator)
+            keep = scenes_prefixes.take_prefix(priority, count)
+        loss, guesses, layout, middle = passes.answer_pass(
+            self.model, features, keep, batch, self.start_ids, parts=self.parts
+        )
+        bound, bound_right = self.binding(middle, batch["things"], seen.thing.gather(1, keep))
+        known = layout.target != turns.IGNORE
+        return loss + self.settings.binding * bound, {
+            "kept": float(count),
+            "answers": loss.detach(),
+            "right": ((guesses == layout.target) & known).sum() / known.sum(),
+            "bound": dict(zip(passes.BOUND, bound_right.unbind(), strict=True)),
+        }
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Logs the share of right answers by kind with all tokens and with the choices of methods without training."""
+        names = ("full", "oracle", *CHECKED)
+        right, asked = torch.zeros(2, len(names), len(KINDS_OF_TURN), device=self.device)
+        covered: dict[str, float] = {name: 0.0 for name in names}
+        for batch in self.checks:
+            features, seen = self.encode(batch)
+            everything = torch.arange(self.tokens, device=self.device).expand(len(features), -1)
+            for row, (name, keep) in enumerate({"full": everything, **self.choices(batch, features)}.items()):
+                with self.autocast():
+                    _, guesses, layout, _ = passes.answer_pass(self.model, features, keep, batch, self.start_ids)
+                kinds = batch["kinds"]
+                there = kinds >= 0
+                hits = scenes_passes.right_turns(guesses, layout, kinds.shape[1])[there]
+                right[row].index_add_(0, kinds[there], hits)
+                asked[row].index_add_(0, kinds[there], torch.ones_like(hits))
+                covered[name] += float(coverage(seen, keep)) / len(self.checks)
+        shares = (right / asked.clamp(min=1)).tolist()
+        for name, share in zip(names, shares, strict=True):
+            self.log.write(
+                check=name,
+                kept=self.tokens if name == "full" else KEEP,
+                step=self.clock.step,
+                mean=round(sum(share[1:]) / (len(KINDS_OF_TURN) - 1), 4),
+                retained=round(sum(share[1:]) / max(1e-6, sum(shares[0][1:])), 4),
+                covered=round(covered[name], 4),
+                right={
+                    kind.removeprefix("scarce/"): round(part, 3)
+                    for kind, part in list(zip(KINDS_OF_TURN, share, strict=True))[1:]
+                },
+            )
+
+    def run(self) -> None:
+        """Trains and saves."""
+        parts = self.model.model
+        self.train([parts.multi_modal_projector, parts.language_model, self.model.lm_head, self.binding])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", choices=list(reference.SPECS), default=reference.NAME)
+    add("--stage", choices=("tower", "language"), required=True)
+    add("--out", type=Path, required=True, help="where weights and log go")
+    add("--init", type=Path, help="folder of an earlier stage")
+    add("--minutes", type=float, default=5.0, help="time for all, start-up and compiling included")
+    add("--steps", type=int, default=0, help="number of steps; takes the place of --minutes")
+    add("--round", type=int, default=0, help="which range of training scenes: one more for each continuation")
+    add("--seed", type=int, default=0)
+    add("--batch", type=int, default=256, help="pictures in a step")
+    add("--turns", type=int, default=11, help="turns told of each picture, as far as they fit")
+    add("--workers", type=int, default=12, help="processes that make scenes and text")
+    add("--device", default="cuda")
+    add("--lr", type=float, default=1e-3, help="peak learning rate of AdamW; Muon's is a multiple of it")
+    add("--weight-decay", type=float, default=0.05)
+    add("--optimiser", choices=("muon", "adamw"), default="muon")
+    add("--warmup", type=float, default=0.03, help="share of the run")
+    add("--full", type=float, default=0.25, help="share of steps with the whole prefix")
+    add("--weights", default="", help="weights of questions that differ from the default, as sign=20,size=4")
+    add("--pixel-weight", type=float, default=targets.PIXEL_WEIGHT, help="of giving back one's own pixels (tower)")
+    add("--leak-weight", type=float, default=targets.LEAK_WEIGHT, help="of what tokens know of elsewhere (tower)")
+    add("--spread-weight", type=float, default=targets.SPREAD_WEIGHT, help="of tokens unlike each other (tower)")
+    add("--binding", type=float, default=0.3, help="weight of the reader of visual tokens (language)")
+    add("--no-checks", dest="checks", action="store_false", help="measure nothing on validation scenes")
+    add("--no-compile", dest="compile", action="store_false")
+    settings = ScarceSettings(**vars(parser.parse_args(arguments)))
+    if settings.init is None and settings.stage != "tower":
+        parser.error("--stage language starts from trained weights: give --init the folder of an earlier stage")
+    set_up_device()
+    (TowerRun if settings.stage == "tower" else LanguageRun)(settings).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The tasks of the second world as `diffprune eval --tasks scarce` finds them: drawn on the device, with an oracle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffprune.backbones.base import Batch
+from diffprune.backbones.processors import pixel_seed
+from diffprune.evaluate.pictures import EncodedPictures
+from diffprune.evaluate.sources import Questions
+from diffprune.model import PrunedVLM
+from diffprune_lab.scarce.draw import pack, render
+from diffprune_lab.scarce.oracle import Oracle
+from diffprune_lab.scarce.tasks import TASKS, build_task
+from diffprune_lab.scarce.world import SPLITS, Scene
+from diffprune_lab.scenes.encode import to_bytes
+from diffprune_lab.scenes.pixels import make_features
+
+
+@dataclass(frozen=True)
+class ScarceQuestions(Questions):
+    """Questions about the second world, whose pictures are drawn where the model runs."""
+
+    @property
+    def note(self) -> str:
+        return "the scarce tasks are stand-ins"
+
+    def encode(self, vlm: PrunedVLM, images: Sequence[Scene], needs: frozenset[str]) -> EncodedPictures:
+        drawn = list(render(pack(images), vlm.base.get_input_embeddings().weight.device)[0])
+        batch = Batch(
+            features={key: value.to(vlm.base.dtype) for key, value in make_features(vlm.backbone, drawn).items()},
+            row_of_image=tuple(range(len(images))),
+            sizes=tuple((picture.shape[2], picture.shape[1]) for picture in drawn),
+            seeds=tuple(pixel_seed(to_bytes(picture)) for picture in drawn),
+        )
+        tokens = vlm.backbone.encode(batch, needs)
+        placeholders = (vlm.backbone.image_token_id,) * tokens.x.shape[1]
+        return EncodedPictures(tokens, (placeholders,) * len(images), {})
+
+    def oracle(self, images: Sequence[Scene], seeds: Sequence[int]) -> Oracle:
+        return Oracle.of(seeds, images)
+
+
+class ScarceTasks:
+    """The source of the tasks of the second world."""
+
+    def names(self) -> tuple[str, ...]:
+        return TASKS
+
+    def build(
+        self, names: Sequence[str] = TASKS, *, split: str = "test", count: int = 500, sizes: str = ""
+    ) -> ScarceQuestions:
+        """Tasks by name; `count` has the scored units of each: questions, or pairs."""
+        if split not in SPLITS:
+            raise ValueError(f"there is no split {split!r}; choose from {', '.join(SPLITS)}")
+        if sizes:
+            raise ValueError(f"sizes={sizes!r} is not for the second world, whose pictures have one size; leave it out")
+        return ScarceQuestions(tuple(build_task(name, split, count) for name in names))
+
+
+SCARCE_TASKS = ScarceTasks()
