@@ -10,6 +10,7 @@ does not. No scorer is trained before they hold.
 import argparse
 import dataclasses
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
-from diffprune.evaluate.runner import EncodedQuestions, Measurement, encode_questions, evaluate, make_sheet
+from diffprune.evaluate.runner import (
+    EncodedQuestions,
+    Measurement,
+    answer,
+    encode_questions,
+    evaluate,
+    make_sheet,
+    score_answers,
+    visual_average,
+)
 from diffprune.methods.base import NEEDS, Card, LayerPruner, ScoringPruner
 from diffprune.methods.options import parse_method
 from diffprune.model import PrunedVLM
@@ -147,17 +157,27 @@ def ask(given: argparse.Namespace) -> Sheet:
     if given.curve:
         items = items_of(encoded)
         runs += [Measurement(f"item_tokens{count}", CURVE_KEEP, 0, ItemTokens(items, count)) for count in ITEM_TOKENS]
-    answers: list[Answers] = []
+    answers = evaluate(vlm, encoded, [], batch_size=given.batch_size)  # the full model
     for run in runs:  # one by one, so that what is there can be read before all is
         try:
-            full, last = evaluate(vlm, encoded, [run], batch_size=given.batch_size)
+            last = _measure(vlm, encoded, run, given.batch_size)
         except ValueError as error:  # a method that does not fit this model is named and not measured
             print(f"{run.method} {run.keep} not measured: {error}", flush=True)
             continue
-        answers += [last] if answers else [full, last]
+        answers.append(last)
         mean = statistics.fmean(last.score.values())
         print(f"{run.method} {run.keep} {mean:.1f} in {last.seconds:.1f} s", flush=True)
     return make_sheet(encoded, answers)
+
+
+def _measure(vlm: PrunedVLM, encoded: EncodedQuestions, run: Measurement, batch_size: int) -> Answers:
+    """The answers of one method, where the full model's are there already."""
+    pruned = vlm.with_method(run.pruner, keep=run.keep)
+    start = time.perf_counter()
+    said = answer(pruned, encoded, keep=run.keep, blind=run.blind, batch_size=batch_size)
+    num_visual = encoded.tokens.counts.tolist()
+    average = visual_average(pruned, [tuple(num_visual[row] for row in rows) for rows in encoded.rows])
+    return score_answers(encoded, run, said, seconds=time.perf_counter() - start, average=average)
 
 
 def _seeds(given: argparse.Namespace) -> list[int]:
