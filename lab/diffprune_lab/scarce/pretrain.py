@@ -355,7 +355,6 @@ def main(arguments: list[str] | None = None) -> None:
     add("--device", default="cuda")
     add("--lr", type=float, default=1e-3, help="peak learning rate of AdamW; Muon's is a multiple of it")
     add("--weight-decay", type=float, default=0.05)
-    add("--optimiser", choices=("muon", "adamw"), default="muon")
     add("--warmup", type=float, default=0.03, help="share of the run")
     add("--full", type=float, default=0.25, help="share of steps with the whole prefix")
     add("--weights", default="", help="weights of questions that differ from the default, as sign=20,size=4")
