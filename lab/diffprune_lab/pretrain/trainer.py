@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffprune_lab.pretrain import passes, turns
 from diffprune_lab.pretrain.feed import Batch, Feeder, LanguageBatch, Make, SceneStream, parse_weights
+from diffprune_lab.pretrain.muon import Muon
 from diffprune_lab.pretrain.package import LOG, load_weights, save_weights
 from diffprune_lab.scenes import reference
 
@@ -72,9 +73,7 @@ def optimisers(modules: list[nn.Module], settings: Settings) -> list[torch.optim
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=settings.device.startswith("cuda"))
-    rate, decay = settings.lr * MUON_RATE, settings.weight_decay / MUON_RATE
-    # A step then changes each entry by 0.2 of the learning rate (root mean square), which is about what AdamW does.
-    return [torch.optim.Muon(hidden, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"), adam]
+    return [Muon(hidden, settings.lr * MUON_RATE, settings.weight_decay / MUON_RATE), adam]
 
 
 class Clock:

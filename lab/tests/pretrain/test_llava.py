@@ -13,7 +13,7 @@ from PIL import Image
 from torch.nn import functional
 
 from diffprune.rng import Rng
-from diffprune_lab.pretrain import feed, llava, package, passes, prefixes, supervision, trainer, turns
+from diffprune_lab.pretrain import feed, llava, muon, package, passes, prefixes, supervision, trainer, turns
 from diffprune_lab.scenes import grounds, reference
 from diffprune_lab.scenes.draw import pack, render
 from diffprune_lab.scenes.language import all_texts
@@ -374,10 +374,17 @@ def test_whitened_patches_spread_evenly_over_the_embedding(model):
 # Optimisation --------------------------------------------------------------------------------------------------------
 
 
-def test_muon_changes_entries_by_a_fifth_of_its_rate_as_the_learning_rates_assume():
+@pytest.mark.parametrize("shape", [(3, 8, 20), (2, 20, 8), (1, 12, 12)])
+def test_orthogonal_updates_move_all_directions_alike(shape):
+    matrices = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(muon.orthogonalise(matrices))
+    assert values.min() > 0.5 and values.max() < 1.3
+
+
+def test_muon_descends_and_changes_entries_by_a_fifth_of_its_rate():
     weight = torch.nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)))
     goal = torch.eye(16)
-    optimiser = torch.optim.Muon([weight], lr=0.05, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    optimiser = muon.Muon([weight], lr=0.05, weight_decay=0.0)
     losses = []
     for _ in range(60):
         loss = (weight - goal).square().sum()
