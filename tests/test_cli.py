@@ -160,7 +160,7 @@ def test_report_writes_summaries_and_where_they_come_from(run, results_folder):
     assert "## main" in text and "Of drawn pictures." in text
     assert "| random | 70.0 |" in text and text.count("| random |") == 1  # no row of a task or a seed
     assert "(results/main.json): `diffprune x`" in text
-    assert "batch 1:" in text and "| fast | 12.50 |" in text
+    assert "fast, batch 1:" in text and "| - | 12.50 |" in text
     assert f"`diffprune x` on CPU, {read_date(results_folder)}, commit `aaaaaaaaaaaa`, seeds 0, 1." in text
 
 
@@ -171,7 +171,7 @@ def test_report_tells_what_layers_hold_where_tokens_leave_inside_the_model(run, 
     code, _, _ = run("report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "docs.md"))
     text = (tmp_path / "docs.md").read_text()
     assert code == 0 and "| random | 70.0 |" in text
-    assert text.index("| fastv | 80.0 [234.7] |") < text.index("mean over its layers")
+    assert text.index("in square brackets is the number of visual tokens") < text.index("| fastv | 80.0 [234.7] |")
 
 
 def read_date(results_folder):
