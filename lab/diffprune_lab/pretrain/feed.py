@@ -22,6 +22,7 @@ KINDS_OF_TURN = ("caption", *TASKS)
 
 Batch = dict[str, Tensor]
 Make = Callable[[list[Scene]], Batch]
+Draw = Callable[[Batch, torch.device], Batch]
 
 
 def picture_arrays(scenes: list[Scene]) -> Batch:
@@ -147,8 +148,11 @@ class Feeder:
     Drawing waits for its copies to the device; on a stream beside that of the training this holds nothing up.
     """
 
-    def __init__(self, batches: Iterator[Batch], device: torch.device, ahead: int = 3) -> None:
+    def __init__(
+        self, batches: Iterator[Batch], device: torch.device, draw: Draw = draw_batch, *, ahead: int = 3
+    ) -> None:
         self.waited = 0.0
+        self._draw_on = draw
         self._batches, self._device = batches, device
         self._queue: queue.Queue = queue.Queue(maxsize=ahead)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -192,9 +196,9 @@ class Feeder:
 
     def _draw(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
         if self._stream is None:
-            return draw_batch(batch, self._device), None
+            return self._draw_on(batch, self._device), None
         with torch.cuda.stream(self._stream):
-            drawn = draw_batch(batch, self._device)
+            drawn = self._draw_on(batch, self._device)
             event = torch.cuda.Event()
             event.record(self._stream)
         return drawn, event

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from diffprune_lab.pretrain import passes, turns
-from diffprune_lab.pretrain.feed import Batch, Feeder, LanguageBatch, Make, SceneStream, parse_weights
+from diffprune_lab.pretrain.feed import Batch, Feeder, LanguageBatch, Make, SceneStream, draw_batch, parse_weights
 from diffprune_lab.pretrain.muon import Muon
 from diffprune_lab.pretrain.package import LOG, load_weights, save_weights
 from diffprune_lab.scenes import reference
 
 STAGES = ("tower", "language")
 ROUND_SCENES = 10_000_000  # training scenes set aside for each round of each stage
-SAVE_SECONDS, LOG_SECONDS, CHECK_SECONDS = 120.0, 20.0, 60.0
+LOG_SECONDS = 20.0
 ENDING_SECONDS = 8.0  # set aside for the last check and for saving
 IN_BLOCKS = re.compile(r"\.(layers|blocks)\.")  # in the names of parameters of the blocks of a tower or a decoder
 MUON_RATE = 3.0  # Muon's learning rate in units of AdamW's
@@ -121,7 +121,7 @@ def _short(value: object) -> str:
     return str(value)
 
 
-def _number(value: Tensor | float | dict[str, Tensor]) -> object:
+def plain_number(value: Tensor | float | dict[str, Tensor]) -> object:
     if isinstance(value, dict):
         return {key: round(float(part), 4) for key, part in value.items()}
     return float(value)
@@ -135,16 +135,98 @@ def first_scene(settings: Settings) -> int:
     return (STAGES.index(settings.stage) + len(STAGES) * settings.round) * ROUND_SCENES
 
 
-class Run:
-    """What both stages share: the model, the feed, the optimisers, the clock and the log."""
+class Loop:
+    """Optimiser steps until a run's time is up, with its clock and its log; every world's models are trained by it.
+
+    A stage sets `batches` and says what its `loss` is, how it is `save`d and what is `check`ed on the way.
+    """
+
+    check_seconds, save_seconds = 60.0, 120.0
+    draw = staticmethod(draw_batch)  # a batch with its pictures, on the device
+    batches: Iterator[Batch]
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings: Any = settings
         self.clock = Clock(settings.minutes, settings.steps)
         self.device = torch.device(settings.device)
-        self.spec: Any = self.read_spec()
         self.log = Log(settings.out / LOG)
         self.log.write(settings={key: str(value) for key, value in asdict(settings).items()})
+        self.last_log = self.last_save = self.last_check = 0.0
+        self.logged_step = 0
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Logged]:
+        """The loss of a batch, and what to log of it."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Measures on validation scenes, where the stage has such a measure."""
+
+    def save(self) -> None:
+        """Writes the weights."""
+        raise NotImplementedError
+
+    def autocast(self) -> torch.autocast:
+        """bfloat16 on a GPU, float32 elsewhere."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def train(self, modules: list[nn.Module]) -> None:
+        """Steps until time is up."""
+        feeder = Feeder(self.batches, self.device, self.draw)
+        steppers = optimisers(modules, self.settings)
+        parameters = [p for stepper in steppers for group in stepper.param_groups for p in group["params"]]
+        share = 0.0
+        self.last_log = self.last_save = self.last_check = time.monotonic()
+        while share < 1.0:
+            for stepper in steppers:
+                for group in stepper.param_groups:
+                    group["lr"] = stepper.defaults["lr"] * rate(share, self.settings.warmup)
+            batch = feeder.next()
+            with self.autocast():
+                loss, logged = self.loss(batch)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(parameters, 1.0)
+            for stepper in steppers:
+                stepper.step()
+                stepper.zero_grad(set_to_none=True)
+            if self.clock.step == 0 and self.device.type == "cuda":
+                torch.cuda.synchronize()  # the schedule starts when the first step is really done
+            self.clock.tick()
+            share = self.clock.share()
+            self.report({"loss": loss.detach(), "norm": norm, **logged}, feeder, share)
+        feeder.stop()
+        self.save()
+        self.check()
+
+    def report(self, logged: Logged, feeder: Feeder, share: float) -> None:
+        """Logs, checks and saves when it is time to."""
+        now = time.monotonic()
+        if share >= 1 or now - self.last_log >= LOG_SECONDS or self.clock.step == 1:
+            numbers = {key: plain_number(value) for key, value in logged.items()}  # waits for the device
+            seconds = time.monotonic() - self.last_log
+            self.log.write(
+                step=self.clock.step,
+                pictures=self.clock.step * self.settings.batch,
+                share=round(share, 4),
+                per_second=(self.clock.step - self.logged_step) * self.settings.batch / seconds,
+                waited=feeder.waited / seconds,
+                **numbers,
+            )
+            feeder.waited = 0.0
+            self.last_log, self.logged_step = time.monotonic(), self.clock.step
+        if share < 1 and now - self.last_check >= self.check_seconds:
+            self.check()
+            self.last_check = time.monotonic()
+        if share < 1 and now - self.last_save >= self.save_seconds:
+            self.save()
+            self.last_save = time.monotonic()
+
+
+class Run(Loop):
+    """What both stages share: the model and the feed."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.spec: Any = self.read_spec()
         tokenizer = self.build_tokenizer()
         encode = turns.PieceEncoder(tokenizer)
         self.language_batch = LanguageBatch(
@@ -170,8 +252,6 @@ class Run:
             self.parts = turns.LayerParts(
                 torch.compile(turns.project_heads, dynamic=True), torch.compile(turns.mix_heads, dynamic=True)
             )
-        self.last_log = self.last_save = self.last_check = time.monotonic()
-        self.logged_step = 0
 
     def make(self) -> Make:
         """What makes the batches of this stage."""
@@ -204,70 +284,9 @@ class Run:
             self.whole |= load_weights(model, self.settings.init)
         return model
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Logged]:
-        """The loss of a batch, and what to log of it."""
-        raise NotImplementedError
-
     def run(self) -> None:
         """Trains and saves."""
         raise NotImplementedError
-
-    def check(self) -> None:
-        """Measures on validation scenes, where the stage has such a measure."""
-
-    def autocast(self) -> torch.autocast:
-        """bfloat16 on a GPU, float32 elsewhere."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
-
-    def train(self, modules: list[nn.Module]) -> None:
-        """Steps until time is up."""
-        feeder = Feeder(self.batches, self.device)
-        steppers = optimisers(modules, self.settings)
-        parameters = [p for stepper in steppers for group in stepper.param_groups for p in group["params"]]
-        share = 0.0
-        while share < 1.0:
-            for stepper in steppers:
-                for group in stepper.param_groups:
-                    group["lr"] = stepper.defaults["lr"] * rate(share, self.settings.warmup)
-            batch = feeder.next()
-            with self.autocast():
-                loss, logged = self.loss(batch)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(parameters, 1.0)
-            for stepper in steppers:
-                stepper.step()
-                stepper.zero_grad(set_to_none=True)
-            if self.clock.step == 0 and self.device.type == "cuda":
-                torch.cuda.synchronize()  # the schedule starts when the first step is really done
-            self.clock.tick()
-            share = self.clock.share()
-            self.report({"loss": loss.detach(), "norm": norm, **logged}, feeder, share)
-        feeder.stop()
-        self.check()
-        self.save()
-
-    def report(self, logged: Logged, feeder: Feeder, share: float) -> None:
-        """Logs, checks and saves when it is time to."""
-        now = time.monotonic()
-        if share >= 1 or now - self.last_log >= LOG_SECONDS or self.clock.step == 1:
-            numbers = {key: _number(value) for key, value in logged.items()}  # waits for the device
-            seconds = time.monotonic() - self.last_log
-            self.log.write(
-                step=self.clock.step,
-                pictures=self.clock.step * self.settings.batch,
-                share=round(share, 4),
-                per_second=(self.clock.step - self.logged_step) * self.settings.batch / seconds,
-                waited=feeder.waited / seconds,
-                **numbers,
-            )
-            feeder.waited = 0.0
-            self.last_log, self.logged_step = time.monotonic(), self.clock.step
-        if share < 1 and now - self.last_check >= CHECK_SECONDS:
-            self.check()
-            self.last_check = time.monotonic()
-        if share < 1 and now - self.last_save >= SAVE_SECONDS:
-            self.save()
-            self.last_save = time.monotonic()
 
     def save(self) -> None:
         """Writes the weights."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from diffprune.rng import Rng
 from diffprune_lab.pretrain import turns
-from diffprune_lab.pretrain.feed import Batch, Feeder, SceneStream
+from diffprune_lab.pretrain.feed import Batch, SceneStream
 from diffprune_lab.scarce import targets, tasks
 from diffprune_lab.scarce.draw import pack, render
 from diffprune_lab.scarce.world import Scene, make_scene, vary
@@ -93,16 +93,3 @@ def draw_batch(batch: Batch, device: torch.device) -> Batch:
     if programs["twin"]:
         drawn["twin"] = render(programs["twin"], device)[0]
     return drawn
-
-
-class ScarceFeeder(Feeder):
-    """Batches with their pictures, made ahead by a thread of its own."""
-
-    def _draw(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
-        if self._stream is None:
-            return draw_batch(batch, self._device), None
-        with torch.cuda.stream(self._stream):
-            drawn = draw_batch(batch, self._device)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return drawn, event

@@ -11,14 +11,13 @@ without training alone.
 
 import argparse
 import random
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffprune.methods.options import parse_method
 from diffprune.types import VisualTokens
@@ -26,17 +25,16 @@ from diffprune_lab.pretrain import passes as scenes_passes
 from diffprune_lab.pretrain import prefixes as scenes_prefixes
 from diffprune_lab.pretrain import turns
 from diffprune_lab.pretrain.feed import Batch
-from diffprune_lab.pretrain.package import LOG, load_weights, save_weights
-from diffprune_lab.pretrain.trainer import Clock, Log, Settings, first_scene, optimisers, rate, set_up_device
+from diffprune_lab.pretrain.package import load_weights, save_weights
+from diffprune_lab.pretrain.trainer import Loop, Settings, first_scene, plain_number, set_up_device
 from diffprune_lab.scarce import passes, prefixes, reference, targets
-from diffprune_lab.scarce.feed import LanguageBatch, ScarceFeeder, ScarceStream, draw_batch, parse_weights, tower_batch
+from diffprune_lab.scarce.feed import LanguageBatch, ScarceStream, draw_batch, parse_weights, tower_batch
 from diffprune_lab.scarce.oracle import rank_tokens
 from diffprune_lab.scarce.tasks import KINDS_OF_TURN
 from diffprune_lab.scarce.tokens import Tokens, coverage, read_tokens, unit_pixels
 from diffprune_lab.scarce.world import make_scene
 from diffprune_lab.scenes import reference as scenes_reference
 
-LOG_SECONDS, CHECK_SECONDS, SAVE_SECONDS = 20.0, 100.0, 100.0
 KEEP = 64
 CHECKED = (
     "random",
@@ -62,16 +60,15 @@ class ScarceSettings(Settings):
     checks: bool = True
 
 
-class ScarceRun:
-    """What both stages share: the model, the feed, the optimisers, the clock and the log."""
+class ScarceRun(Loop):
+    """What both stages share: the model and the feed."""
+
+    check_seconds, save_seconds = 100.0, 100.0
+    draw = staticmethod(draw_batch)
 
     def __init__(self, settings: ScarceSettings) -> None:
-        self.settings = settings
-        self.clock = Clock(settings.minutes, settings.steps)
-        self.device = torch.device(settings.device)
+        super().__init__(settings)
         self.spec = reference.scarce_spec(settings.model)
-        self.log = Log(settings.out / LOG)
-        self.log.write(settings={key: str(value) for key, value in asdict(settings).items()})
         tokenizer = reference.build_tokenizer()
         encode = turns.PieceEncoder(tokenizer)
         self.language_batch = LanguageBatch(
@@ -105,64 +102,6 @@ class ScarceRun:
         scenes = [make_scene("validation", start + i, seed=self.settings.seed) for i in range(self.settings.batch)]
         return draw_batch(tower_batch(scenes) | self.language_batch.each_task(scenes), self.device)
 
-    def autocast(self) -> torch.autocast:
-        """bfloat16 on a GPU, float32 elsewhere."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
-
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        """The loss of a batch, and what to log of it."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Measures on validation scenes."""
-        raise NotImplementedError
-
-    def train(self, modules: list[nn.Module]) -> None:
-        """Steps until time is up."""
-        feeder = ScarceFeeder(self.batches, self.device)
-        steppers = optimisers(modules, self.settings)
-        parameters = [p for stepper in steppers for group in stepper.param_groups for p in group["params"]]
-        share, logged_step = 0.0, 0
-        last_log = last_save = last_check = time.monotonic()
-        while share < 1.0:
-            for stepper in steppers:
-                for group in stepper.param_groups:
-                    group["lr"] = stepper.defaults["lr"] * rate(share, self.settings.warmup)
-            batch = feeder.next()
-            with self.autocast():
-                loss, logged = self.loss(batch)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(parameters, 1.0)
-            for stepper in steppers:
-                stepper.step()
-                stepper.zero_grad(set_to_none=True)
-            if self.clock.step == 0 and self.device.type == "cuda":
-                torch.cuda.synchronize()  # the schedule starts when the first step is really done
-            self.clock.tick()
-            share, now = self.clock.share(), time.monotonic()
-            if share >= 1 or now - last_log >= LOG_SECONDS or self.clock.step == 1:
-                numbers = {key: _plain(value) for key, value in {"loss": loss.detach(), "norm": norm, **logged}.items()}
-                seconds = time.monotonic() - last_log
-                self.log.write(
-                    step=self.clock.step,
-                    pictures=self.clock.step * self.settings.batch,
-                    share=round(share, 4),
-                    per_second=(self.clock.step - logged_step) * self.settings.batch / seconds,
-                    waited=feeder.waited / seconds,
-                    **numbers,
-                )
-                feeder.waited, last_log, logged_step = 0.0, time.monotonic(), self.clock.step
-            if self.settings.checks and share < 1 and now - last_check >= CHECK_SECONDS:
-                self.check()
-                last_check = time.monotonic()
-            if share < 1 and now - last_save >= SAVE_SECONDS:
-                self.save()
-                last_save = time.monotonic()
-        feeder.stop()
-        self.save()
-        if self.settings.checks:
-            self.check()
-
     def save(self) -> None:
         """Writes the weights."""
         save_weights(self.model, self.settings.out, tower_only=self.is_tower)
@@ -192,12 +131,6 @@ class ScarceRun:
         oracle = rank_tokens(unit_pixels(batch["labels"])).topk(KEEP, -1).indices.sort(-1).values
         chosen = {name: parse_method(name).build().select(tokens, KEEP) for name in CHECKED}
         return {"oracle": oracle, **chosen}
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, dict):
-        return {key: round(float(part), 4) for key, part in value.items()}
-    return float(value)
 
 
 class TowerRun(ScarceRun):
@@ -242,6 +175,8 @@ class TowerRun(ScarceRun):
         }
 
     def check(self) -> None:
+        if not self.settings.checks:
+            return
         batch = self.checks[0]
         features, seen = self.encode(batch)
         covered = {name: coverage(seen, keep) for name, keep in self.choices(batch, features).items()}
@@ -254,7 +189,7 @@ class TowerRun(ScarceRun):
             widest_channel=float(features.float().flatten(0, 1).std(0).max()),
             tokens_on_items=float(on_item.mean()),
             length_on_items=float((norm * on_item).sum() / on_item.sum() / norm.mean()),
-            covered=_plain(covered),
+            covered=plain_number(covered),
         )
 
     def run(self) -> None:
@@ -301,6 +236,8 @@ class LanguageRun(ScarceRun):
     @torch.no_grad()
     def check(self) -> None:
         """Logs the share of right answers by kind with all tokens and with the choices of methods without training."""
+        if not self.settings.checks:
+            return
         names = ("full", "oracle", *CHECKED)
         right, asked = torch.zeros(2, len(names), len(KINDS_OF_TURN), device=self.device)
         covered: dict[str, float] = {name: 0.0 for name in names}
