@@ -156,6 +156,21 @@ def pair_relation(scene: Scene, rng: Rng) -> Pair | None:
     return Pair(text.format(DIRECTIONS[direction]), text.format(DIRECTIONS[direction ^ 1]), DIRECTIONS[direction])
 
 
+def tell_relation(scene: Scene, rng: Rng) -> Asked | None:
+    """How one thing lies to another, in full: "above and left of".
+
+    Asked in training alone. Yes and no say little about two places; these words say where both are.
+    """
+    able = unique(scene)
+    if len(able) < 2:
+        return None
+    one, other = rng.sample(able, 2)
+    across, down = one.cell % 3 - other.cell % 3, one.cell // 3 - other.cell // 3
+    true = [DIRECTIONS[2 + (down > 0)]] * (down != 0) + [DIRECTIONS[across > 0]] * (across != 0)
+    answer = " and ".join(true)
+    return Asked(f"How does the {NOUNS[one.noun]} lie to the {NOUNS[other.noun]}?", answer, answer)
+
+
 def ask_number(scene: Scene, rng: Rng) -> Asked | None:
     """The digit on a thing."""
     for _ in range(4):
@@ -202,9 +217,10 @@ def all_texts(scenes: int = 60) -> Iterator[str]:
     """Texts with every word that can occur, each in the places where it occurs."""
     answers = (*NOUNS, *COLORS, *SIZES, *CELLS, *DIGITS, *LETTERS, "yes", "no")
     yield from (f" {answer}" for answer in answers)
+    yield from (f" {down} and {across}" for down in DIRECTIONS[2:] for across in DIRECTIONS[:2])
     yield from (a(noun) for noun in NOUNS)
     yield from CAPTION_PROMPTS
-    makers = (ask_name, ask_marked, ask_where, ask_count, ask_count_line, pair_relation, ask_number)
+    makers = (ask_name, ask_marked, ask_where, ask_count, ask_count_line, pair_relation, tell_relation, ask_number)
     for index in range(scenes):
         scene = make_scene("train", index, sign=True)
         yield f" {caption(scene, Rng(index))}"

@@ -47,6 +47,7 @@ class _Kind:
     metric: str  # one of the library's
     families: tuple[Family, ...]
     weight: int  # in training
+    training: tuple[Family, ...] = ()  # beside the families, in training alone
 
 
 _KINDS = {
@@ -61,7 +62,12 @@ _KINDS = {
     "exists": _Kind(
         "pope", tuple(Family(near, 1, partial(language.ask_exists, near=near), 2) for near in ("far", "near")), 10
     ),
-    "relation": _Kind("mme", (Family("relation", 1, language.pair_relation, 4),), 10),
+    "relation": _Kind(
+        "mme",
+        (Family("relation", 1, language.pair_relation, 4),),
+        20,
+        training=(Family("told", 1, language.tell_relation),),
+    ),
     "number": _Kind("exact", (Family("number", 1, language.ask_number, 10),), 12),
     "sign": _Kind("exact", (Family("sign", 1, language.ask_sign, 5, True),), 14),
     "letter": _Kind(
@@ -152,16 +158,16 @@ def training_turns(
         if len(turns) >= count:
             break
         kind = kinds[bisect_right(bounds, rng.below(bound))]
-        turn = draw_turn(scene, rng, kind)
+        turn = draw_turn(scene, rng, kind, training=True)
         if turn is not None and turn[1] not in said:
             said.add(turn[1])
             turns.append(turn)
     return turns
 
 
-def draw_turn(scene: Scene, rng: Rng, kind: str) -> tuple[str, str, str] | None:
+def draw_turn(scene: Scene, rng: Rng, kind: str, *, training: bool = False) -> tuple[str, str, str] | None:
     """(task, prompt, answer) of one question of a kind, or None where the scene does not allow it."""
-    families = _KINDS[kind].families
+    families = _KINDS[kind].families + (_KINDS[kind].training if training else ())
     asked = families[rng.weighted([family.weight for family in families])].draw(scene, rng)
     if asked is None:
         return None

@@ -103,10 +103,29 @@ def test_answers_are_right() -> None:
             one, other = (next(t for t in scene.things if masks.NOUNS[t.noun] == word) for word in _nouns(pair.yes))
             across, down = one.cell % 3 - other.cell % 3, one.cell // 3 - other.cell // 3
             assert {"left of": across < 0, "right of": across > 0, "above": down < 0, "below": down > 0}[pair.key]
+        told = language.tell_relation(scene, rng)
+        if told is not None:
+            one, other = (next(t for t in scene.things if masks.NOUNS[t.noun] == word) for word in _nouns(told.text))
+            assert ("left of" in told.answer, "right of" in told.answer) == (
+                one.cell % 3 < other.cell % 3,
+                one.cell % 3 > other.cell % 3,
+            )
+            assert ("above" in told.answer, "below" in told.answer) == (
+                one.cell // 3 < other.cell // 3,
+                one.cell // 3 > other.cell // 3,
+            )
 
 
 def _nouns(text: str) -> list[str]:
     return [word for word in text.rstrip("?").split() if word in masks.NOUNS]
+
+
+def test_what_is_asked_in_training_alone_is_in_no_task() -> None:
+    scenes = [make_scene("train", index) for index in range(40)]
+    asked = {turn[1] for scene in scenes for turn in tasks.training_turns(scene, Rng(scene.index), 12)}
+    assert any(text.startswith("How does the") for text in asked)
+    questions = tasks.build_task("scarce/relation", "validation", 20).questions
+    assert all(question.prompt.startswith("Is the") for question in questions)
 
 
 def test_litter_and_grounds_are_never_spoken_of() -> None:
