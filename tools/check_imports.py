@@ -74,7 +74,7 @@ LAB: dict[str, set[str]] = {
     "scenes": set(),
     "pretrain": {"scenes"},
     "scarce": {"pretrain", "scenes"},
-    "models": {"scenes"},
+    "models": {"scarce", "scenes"},
     "probes": {"classifier", "deit", "models", "pretrain", "scenes"},
     "studies": {"classifier", "deit", "models", "probes", "scenes"},
     "demo": {"models", "scenes"},

@@ -10,7 +10,7 @@ DOORS = {
     doors.COMMANDS: {"demo": "diffprune_lab.cli.demo", "probe": "diffprune_lab.cli.probe"},
     doors.BACKBONES: {"deit": "diffprune_lab.deit:DeiT"},
     doors.MODELS: {"scenes": "diffprune_lab.models:SCENES"},
-    doors.DATA: {"scenes": "diffprune_lab.scenes.data:SceneFeed"},
+    doors.DATA: {"scenes": "diffprune_lab.scenes.data:SceneFeed", "scarce": "diffprune_lab.scarce.data:ScarceFeed"},
     doors.MOVED: {"PrunedClassifier": "diffprune_lab.classifier:PrunedClassifier"},
     doors.TASKS: {
         "scenes": "diffprune_lab.scenes.source:SCENES_TASKS",

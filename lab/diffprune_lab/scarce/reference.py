@@ -1,4 +1,7 @@
-"""`scarce-llava`: a LLaVA in miniature that knows the second world, built from stock Hugging Face classes."""
+"""`scarce-llava`: a LLaVA in miniature that knows the second world, built from stock Hugging Face classes.
+
+Its weights lie in `assets/scarce-llava/` and are frozen with the world, its tasks and its oracle (`digest.py`).
+"""
 
 from pathlib import Path
 
@@ -47,6 +50,16 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     """The stock LLaVA processor for pictures of 192 px in patches of 8."""
     return reference.build_processor("scenes-llava", tokenizer)  # the geometry is the same
+
+
+def load_frozen(folder: Path | None = None) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
+    """`scarce-llava` as it was frozen, in float32, and its processor.
+
+    Args:
+        folder: Where the weights lie; default: in the package.
+    """
+    model, tokenizer = reference.load_shipped(NAME, folder, "runs/train_scarce.sh")
+    return model, build_processor(tokenizer)
 
 
 def load_scarce(name: str, folder: Path) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:

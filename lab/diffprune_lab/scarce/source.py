@@ -1,7 +1,7 @@
 """The tasks of the second world as `diffprune eval --tasks scarce` finds them: drawn on the device, with an oracle."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diffprune.backbones.base import Batch
 from diffprune.backbones.processors import pixel_seed
@@ -13,7 +13,32 @@ from diffprune_lab.scarce.oracle import Oracle
 from diffprune_lab.scarce.tasks import TASKS, build_task
 from diffprune_lab.scarce.world import SPLITS, Scene
 from diffprune_lab.scenes.encode import to_bytes
-from diffprune_lab.scenes.pixels import make_features
+from diffprune_lab.scenes.pixels import make_features, takes_pixels
+from diffprune_lab.scenes.world import PICTURE
+
+
+def encode_scenes(
+    vlm: PrunedVLM, scenes: Sequence[Scene], needs: frozenset[str], *, seeds: bool = True
+) -> EncodedPictures:
+    """Scenes drawn and encoded where the model runs.
+
+    Args:
+        seeds: Also the number made from each picture's pixels, for which these are brought to the CPU.
+    """
+    if not takes_pixels(vlm.backbone, "fixed"):
+        raise ValueError(
+            f"The scarce world has pictures of {PICTURE} px, which this model would resize: use scarce-llava."
+        )
+    drawn = list(render(pack(scenes), vlm.base.get_input_embeddings().weight.device)[0])
+    batch = Batch(
+        features={key: value.to(vlm.base.dtype) for key, value in make_features(vlm.backbone, drawn).items()},
+        row_of_image=tuple(range(len(scenes))),
+        sizes=tuple((picture.shape[2], picture.shape[1]) for picture in drawn),
+        seeds=tuple(pixel_seed(to_bytes(picture)) for picture in drawn) if seeds else (),
+    )
+    tokens = vlm.backbone.encode(batch, needs)
+    placeholders = (vlm.backbone.image_token_id,) * tokens.x.shape[1]
+    return EncodedPictures(tokens if seeds else replace(tokens, seeds=None), (placeholders,) * len(scenes), {})
 
 
 @dataclass(frozen=True)
@@ -25,16 +50,7 @@ class ScarceQuestions(Questions):
         return "the scarce tasks are stand-ins"
 
     def encode(self, vlm: PrunedVLM, images: Sequence[Scene], needs: frozenset[str]) -> EncodedPictures:
-        drawn = list(render(pack(images), vlm.base.get_input_embeddings().weight.device)[0])
-        batch = Batch(
-            features={key: value.to(vlm.base.dtype) for key, value in make_features(vlm.backbone, drawn).items()},
-            row_of_image=tuple(range(len(images))),
-            sizes=tuple((picture.shape[2], picture.shape[1]) for picture in drawn),
-            seeds=tuple(pixel_seed(to_bytes(picture)) for picture in drawn),
-        )
-        tokens = vlm.backbone.encode(batch, needs)
-        placeholders = (vlm.backbone.image_token_id,) * tokens.x.shape[1]
-        return EncodedPictures(tokens, (placeholders,) * len(images), {})
+        return encode_scenes(vlm, images, needs)
 
     def oracle(self, images: Sequence[Scene], seeds: Sequence[int]) -> Oracle:
         return Oracle.of(seeds, images)

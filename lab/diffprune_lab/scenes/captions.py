@@ -10,7 +10,7 @@ from torch import Tensor
 from diffprune.backbones.base import with_needs
 from diffprune.backbones.prompts import Batch
 from diffprune.config import OptimConfig, TauConfig
-from diffprune.evaluate.pictures import MADE_LATER, pad_left, prompt_ids
+from diffprune.evaluate.pictures import MADE_LATER, EncodedPictures, pad_left, prompt_ids
 from diffprune.methods.base import TrainablePruner
 from diffprune.model import PrunedVLM
 from diffprune.rng import Rng
@@ -42,19 +42,24 @@ def caption_batch(
         tokens = vlm.encode(batch)
         assert tokens is not None
         return batch, tokens
-    needs = vlm.method.needs
     # Noise is drawn from the sample, not from its pixels.
-    pictures = encode_scenes(vlm, scenes, needs - MADE_LATER, sizes=sizes, seeds=False)
-    ids = prompt_ids(vlm, [INSTRUCTION] * len(scenes), [[ids] for ids in pictures.placeholders])
+    pictures = encode_scenes(vlm, scenes, vlm.method.needs - MADE_LATER, sizes=sizes, seeds=False)
+    return captioned(vlm, pictures, captions)
+
+
+def captioned(vlm: PrunedVLM, pictures: EncodedPictures, captions: Sequence[str]) -> tuple[Batch, VisualTokens]:
+    """Encoded pictures with their captions as answers, and their visual tokens with all that the method needs."""
+    backbone, count = vlm.backbone, len(captions)
+    ids = prompt_ids(vlm, [INSTRUCTION] * count, [[ids] for ids in pictures.placeholders])
     answers = [backbone._answer_ids(text) for text in captions]
     features, labels = backbone._append(pad_left(ids, backbone.pad_id), answers)
     device = pictures.tokens.x.device
     batch = Batch(
         features={key: value.to(device) for key, value in features.items()} | pictures.features,
-        row_of_image=tuple(range(len(scenes))),
+        row_of_image=tuple(range(count)),
         labels=labels.to(device),
     )
-    return batch, with_needs(backbone, batch, pictures.tokens, needs & MADE_LATER)
+    return batch, with_needs(backbone, batch, pictures.tokens, vlm.method.needs & MADE_LATER)
 
 
 def item_regions(tokens: VisualTokens, pictures: Sequence[object], sizes: str = "fixed") -> Bool[Tensor, "B N"] | None:

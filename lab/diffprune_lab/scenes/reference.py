@@ -277,9 +277,22 @@ def load_reference(name: str, folder: Path | None = None) -> tuple[LlavaForCondi
         folder: Where the weights lie, if not in the package.
     """
     reference_spec(name)
+    model, tokenizer = load_shipped(name, folder, "runs/train_scenes_llava.sh")
+    return model, build_processor(name, tokenizer)
+
+
+def load_shipped(
+    name: str, folder: Path | None, script: str
+) -> tuple[LlavaForConditionalGeneration, PreTrainedTokenizerFast]:
+    """A model whose weights ship with the lab, in float32 and ready to answer, and its tokenizer.
+
+    Args:
+        folder: Where the weights lie; default: in the package.
+        script: What trains them, for the message where there are none.
+    """
     folder = folder or ASSETS / name
     if not (folder / CHECKSUMS).is_file():
-        raise ValueError(f"There are no weights of {name} in {folder}: train them with runs/train_scenes_llava.sh.")
+        raise ValueError(f"There are no weights of {name} in {folder}: train them with {script}.")
     check_shards(folder)
     loaded = LlavaForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
@@ -290,5 +303,4 @@ def load_reference(name: str, folder: Path | None = None) -> tuple[LlavaForCondi
     if wrong:
         raise ValueError(f"The weights in {folder} do not fit the model they name: {wrong}.")
     model.config._name_or_path = name  # what a saved pruner names as its base: this name works on every machine
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    return model.eval(), build_processor(name, tokenizer)
+    return model.eval(), PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
