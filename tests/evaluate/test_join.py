@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diffprune.evaluate.answers import Answers, Entry, Sheet, answers_file, quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.answers import Answers, Entry, Sheet, answers_file, read_sheet, write_sheet
 from diffprune.evaluate.join import choose_runs, join_files, join_sheets, main
+from diffprune.evaluate.rows import quality_rows
 from diffprune.results import read_results, write_results
 
 QUESTIONS = [

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from diffprune.evaluate.answers import quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.answers import read_sheet, write_sheet
+from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import Measurement, answer, choose, encode_questions, evaluate, make_sheet
 from diffprune.methods.base import NEEDS
 from diffprune.model import PrunedVLM

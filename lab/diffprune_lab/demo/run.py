@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from diffprune.config import Recipe, recipe_values
-from diffprune.evaluate.answers import Answers, quality_rows
+from diffprune.evaluate.answers import Answers
+from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import Measurement, Progress, encode_questions, evaluate
 from diffprune.loading import load_base
 from diffprune.methods.options import build_method

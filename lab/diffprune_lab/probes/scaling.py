@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from diffprune.config import RunConfig, make_config
-from diffprune.evaluate.answers import SUFFIX, Sheet, quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.answers import SUFFIX, Sheet, read_sheet, write_sheet
 from diffprune.evaluate.join import choose_runs, join_sheets
+from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import (
     EncodedQuestions,
     Measurement,

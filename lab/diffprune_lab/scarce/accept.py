@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
+from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import (
     EncodedQuestions,
     Measurement,

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from diffprune.evaluate.answers import quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.answers import read_sheet, write_sheet
+from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import (
     EncodedQuestions,
     Measurement,

@@ -71,8 +71,9 @@ def command(
     """
     import torch
 
-    from diffprune.evaluate.answers import answers_file, quality_rows, write_sheet
+    from diffprune.evaluate.answers import answers_file, write_sheet
     from diffprune.evaluate.pruners import ORACLE, load_pruners, measurements, needs_of, parse_pruners, parse_seeds
+    from diffprune.evaluate.rows import quality_rows
     from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
     from diffprune.evaluate.sources import find_tasks
     from diffprune.methods.options import split_methods

@@ -1,16 +1,13 @@
-"""What methods answered to the same questions: scored, summed up, compared, and kept beside the results file.
+"""What methods answered to the same questions, scored, and kept beside the results file.
 
 Nothing here runs a model, so that answers of several runs can be joined and summed up again anywhere.
 """
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffprune.evaluate.retention import Units, lead, lead_ci95, retention, retention_ci95
 from diffprune.results import write_text
 
 SUFFIX = ".answers.json"  # of the file beside the results file
@@ -60,95 +57,6 @@ class Sheet:
     questions: list[dict[str, Any]]
     chance: dict[str, float]
     answers: list[Answers] = field(default_factory=list)
-
-
-# Rows ----------------------------------------------------------------------------------------------------------------
-
-
-def quality_rows(
-    answers: Sequence[Answers],
-    full: Answers,
-    *,
-    versus: str | None = None,
-    also: Sequence[str] = (),
-    chance: Mapping[str, float] | None = None,
-) -> list[dict[str, Any]]:
-    """A row per method, budget, seed and task, then a summary row per method and budget.
-
-    A task on which the full model has nothing right has no retention: it is not in the summary.
-
-    Args:
-        versus: A method; summary rows of the others at a budget that it has too get its `lead` over them in points of
-            retention and the interval of that, `lead_ci95`; `versus` then names it.
-        also: Tasks over which everything is summed up once more; then `tasks` distinguishes the summary rows.
-        chance: By task the score of guessing, to be written into the rows.
-    """
-    rows: list[dict[str, Any]] = [
-        {
-            "method": one.entry.method,
-            "keep": one.entry.keep,
-            "seed": one.entry.seed,
-            "task": task,
-            "score": one.score[task],
-            "score_raw": one.raw[task],
-            "full_score": full.score[task],
-            **({} if chance is None else {"chance": chance[task]}),
-            **one.average_key,
-        }
-        for one in answers
-        for task in one.score
-    ]
-    measured = [task for task, score in full.score.items() if score > 0]
-    rows += summary_rows(answers, full, measured, versus=versus, tasks="all" if also else None)
-    if also:
-        some = [task for task in measured if task in also]
-        rows += summary_rows(answers, full, some, versus=versus, tasks=", ".join(some))
-    return rows
-
-
-def summary_rows(
-    answers: Sequence[Answers], full: Answers, measured: Sequence[str], *, versus: str | None, tasks: str | None
-) -> list[dict[str, Any]]:
-    """A row per method and budget over the tasks measured; `tasks` is their name in the rows."""
-    if not measured:
-        return []
-    groups: dict[tuple[str, Keep], list[Answers]] = {}
-    for one in answers:
-        groups.setdefault((one.entry.method, one.entry.keep), []).append(one)
-    reference = {task: full.score[task] for task in measured}
-    full_units = {task: full.units[task] for task in measured}
-    units = {place: mean_units(same, measured) for place, same in groups.items()}
-    rows = []
-    for (method, keep), same in groups.items():
-        retained = [retention({task: one.score[task] for task in measured}, reference) for one in same]
-        equal = [a == b for one in same for a, b in zip(one.said, full.said, strict=True)]
-        own, ours = units[method, keep], units.get((versus or "", keep))
-        row = {
-            "method": method,
-            "keep": keep,
-            "retention": statistics.fmean(retained),
-            "retention_std": statistics.stdev(retained) if len(retained) > 1 else 0.0,
-            "ci95": list(retention_ci95(own, full_units)),
-            "n_seeds": len(same),
-            "unchanged": statistics.fmean(equal),
-            **same[0].average_key,  # of the budget alone: the same with every seed
-        }
-        if ours is not None and method != versus:
-            row |= {
-                "versus": versus,
-                "lead": lead(ours, own, full_units),
-                "lead_ci95": list(lead_ci95(ours, own, full_units)),
-            }
-        rows.append(row if tasks is None else row | {"tasks": tasks})
-    return rows
-
-
-def mean_units(same: Sequence[Answers], tasks: Sequence[str]) -> Units:
-    """Values of the scored questions by task, each averaged over the runs."""
-    return {
-        task: [statistics.fmean(values) for values in zip(*(one.units[task] for one in same), strict=True)]
-        for task in tasks
-    }
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from diffprune.evaluate.answers import Answers, Sheet, answers_file, quality_rows, read_sheet, write_sheet
+from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
+from diffprune.evaluate.rows import quality_rows
 from diffprune.methods.options import split_methods
 from diffprune.results import Results, read_results, write_results
 from diffprune.types import Budget
