@@ -102,11 +102,13 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lead_ci95": (_is_interval, "a pair [low, high] of finite numbers"),
     "tasks": _TEXT,  # those summed up, where that is not all
     "average": _SIZE,  # visual tokens a decoder layer holds, mean over layers, of methods inside the language model
+    "first_token_kl": _SIZE,  # from the full model's first-token distribution to this one's, mean over questions
+    "first_token_same": _SHARE,
     # speed; every time in ms is a median
     "path": (lambda value: value in ("eager", "fast"), '"eager" or "fast"'),
     "batch": (lambda value: _is_int(value) and value >= 1, "an integer of 1 or more"),
     "num_visual": _COUNT,
-    "num_kept": _COUNT,
+    "num_kept": _SIZE,  # a mean where pictures differ in their number of tokens
     "num_text": _COUNT,
     "encode_ms": _SIZE,
     "pruner_ms": _SIZE,

@@ -4,6 +4,8 @@ Nothing here runs a model, so that answers of several runs can be joined and sum
 """
 
 import json
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 from diffprune.results import write_text
 
 SUFFIX = ".answers.json"  # of the file beside the results file
+QUESTION_KEYS = ("answers", "choices", "subset", "group")  # of a question in a sheet, where it has them
+NUM_KEPT = "num_kept"
 Keep = int | float
 
 
@@ -27,8 +31,13 @@ class Entry:
 class Answers:
     """One measurement's answers, scored: by task the score, its own unit and the values of the scored questions.
 
-    `seconds` is the time the answers took, the encoding of the pictures aside; `average` the visual tokens a decoder
-    layer held, mean over layers and prompts, where a method drops them inside the language model.
+    Attributes:
+        seconds: The time the answers took, the encoding of the pictures aside; 0 where it was not taken.
+        average: The visual tokens a decoder layer held, mean over layers and prompts, where a method drops them inside
+            the language model.
+        values: What else was measured of each prompt, by name: `first_token_kl`, `first_token_same`, `num_kept` (of a
+            picture, mean over those of the prompt); None where a prompt has none.
+        right: By task whether each scored question counts as right; empty where its values say so (from 50 on).
     """
 
     entry: Entry
@@ -38,11 +47,30 @@ class Answers:
     units: dict[str, list[float]]
     seconds: float = 0.0
     average: float | None = None
+    values: dict[str, list[float | None]] = field(default_factory=dict)
+    right: dict[str, list[bool]] = field(default_factory=dict)
 
     @property
-    def average_key(self) -> dict[str, float]:
-        """`average` as a row has it: not at all where K is what every layer holds."""
-        return {} if self.average is None else {"average": self.average}
+    def more_keys(self) -> dict[str, float]:
+        """`average` and the means of `values` as a row has them: only what there is."""
+        found = {} if self.average is None else {"average": self.average}
+        known = {name: [value for value in values if value is not None] for name, values in self.values.items()}
+        return found | {name: _mean(name, values) for name, values in known.items() if values}
+
+    def is_right(self, task: str) -> list[bool]:
+        """Whether each scored question of a task counts as right."""
+        return self.right.get(task) or [unit >= 50.0 for unit in self.units[task]]
+
+
+def mean_keys(same: Sequence[Answers]) -> dict[str, float]:
+    """`more_keys` of one method at one budget, each averaged over the runs."""
+    found = [one.more_keys for one in same]
+    return {key: _mean(key, [keys[key] for keys in found]) for key in found[0]}
+
+
+def _mean(name: str, values: Sequence[float]) -> float:
+    mean = statistics.fmean(values)
+    return int(mean) if name == NUM_KEPT and mean.is_integer() else mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +78,21 @@ class Sheet:
     """Questions and every run's answers to them; the first run is the full model.
 
     Args:
-        questions: One {"id", "task", "prompt", "answer"} for each prompt.
+        questions: One {"id", "task", "prompt", "answer"} for each prompt, and whatever its metric needs besides
+            (`QUESTION_KEYS`).
         chance: By task the score of guessing.
+        metrics: By task the name of its metric, where it is one of the library's: answers can be scored again.
+        made_by: What the answers follow from, each as a short text: questions, model, pruners, methods, budgets,
+            positions, versions. Answers of another run are told apart by it.
+        places: Where each question stands among all, where these are a part of them (`--shard`).
     """
 
     questions: list[dict[str, Any]]
     chance: dict[str, float]
     answers: list[Answers] = field(default_factory=list)
+    metrics: dict[str, str] = field(default_factory=dict)
+    made_by: dict[str, str] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -79,11 +115,13 @@ def write_sheet(path: Path, sheet: Sheet) -> None:
             "raw": one.raw,
             "units": one.units,
             "seconds": one.seconds,
-            **one.average_key,
+            **({} if one.average is None else {"average": one.average}),
+            **{key: value for key in ("values", "right") if (value := getattr(one, key))},
         }
         for one in sheet.answers
     ]
-    write_text(path, json.dumps({"questions": sheet.questions, "chance": sheet.chance, "runs": runs}))
+    more = {key: value for key in ("metrics", "made_by", "places") if (value := getattr(sheet, key))}
+    write_text(path, json.dumps({"questions": sheet.questions, "chance": sheet.chance, **more, "runs": runs}))
 
 
 def read_sheet(path: Path) -> Sheet:
@@ -94,11 +132,12 @@ def read_sheet(path: Path) -> Sheet:
             Answers(
                 entry=Entry(one["method"], one["keep"], one["seed"]),
                 **{key: one[key] for key in ("said", "score", "raw", "units", "seconds")},
-                average=one.get("average"),
+                **{key: one[key] for key in ("average", "values", "right") if key in one},
             )
             for one in content["runs"]
         ]
-        return Sheet(content["questions"], content["chance"], answers)
+        more = {key: content[key] for key in ("metrics", "made_by", "places") if key in content}
+        return Sheet(content["questions"], content["chance"], answers, **more)
     except OSError as error:
         raise ValueError(
             f"cannot read the answers {path} ({error.strerror}); `diffprune eval --out` keeps them beside its results"

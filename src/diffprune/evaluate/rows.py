@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffprune.evaluate.answers import Answers, Keep
+from diffprune.evaluate.answers import Answers, Keep, mean_keys
 from diffprune.evaluate.retention import Units, lead, lead_ci95, retention, retention_ci95
 
 
@@ -36,7 +36,7 @@ def quality_rows(
             "score_raw": one.raw[task],
             "full_score": full.score[task],
             **({} if chance is None else {"chance": chance[task]}),
-            **one.average_key,
+            **one.more_keys,
         }
         for one in answers
         for task in one.score
@@ -74,7 +74,7 @@ def summary_rows(
             "ci95": list(retention_ci95(own, full_units)),
             "n_seeds": len(same),
             "unchanged": statistics.fmean(equal),
-            **same[0].average_key,  # of the budget alone: the same with every seed
+            **mean_keys(same),
         }
         if ours is not None and method != versus:
             row |= {
