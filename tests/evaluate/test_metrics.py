@@ -31,6 +31,30 @@ def test_answers_are_normalised_as_the_vqa_script_does(text, plain):
     assert metrics.normalize(text) == plain
 
 
+@pytest.mark.parametrize(
+    ("text", "vqa", "evalai"),
+    [
+        ("let's go", "let's go", "let 's go"),
+        ("it's", "it's", "it 's"),
+        ("1,000-2", "10002", "1000 2"),
+        ("red,blue", "red blue", "redblue"),
+        ("what?ever", "what ever", "whatever"),
+        ("The DOG.", "dog", "dog"),
+        ("twas", "'twas", "'twas"),
+        ("yall'll", "y'all'll", "y'all'll"),
+        ("somebody'd", "somebodyd", "somebodyd"),
+    ],
+)
+def test_the_two_normalisations_differ_where_their_scripts_do(text, vqa, evalai):
+    assert metrics.normalize(text) == vqa
+    assert metrics.normalize_evalai(text) == evalai
+    answers = ["nothing else"] * 7 + [text] * 3
+    other = metrics.normalize_evalai(text)  # an answer that only EvalAI's takes for the same, where they differ
+    agreed = metrics.vqa_accuracy(other, answers, "evalai")
+    assert agreed == pytest.approx(0.9)
+    assert (metrics.vqa_accuracy(other, answers) == agreed) == (vqa == evalai)
+
+
 @pytest.mark.parametrize("matches", range(11))
 def test_vqa_accuracy_is_the_mean_over_leaving_each_annotator_out(matches):
     answers = ["red"] * matches + ["blue"] * (10 - matches)

@@ -257,7 +257,7 @@ SPECS = {
         ),
     ),
     "textvqa": TaskSpec(
-        "vqa",
+        "vqa_evalai",
         (
             Family("sign", 50, _open(language.ask_sign), kind="sign"),
             Family("word", 30, _open(language.ask_sign, "sign_word"), kind="sign"),

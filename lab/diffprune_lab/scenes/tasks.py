@@ -11,7 +11,7 @@ skill that is asked for, the form of the answer, and the metric:
 | pope | presence; random, popular, adversarial negatives | yes/no | F1 of yes |
 | scienceqa | labelled diagrams | A-D | accuracy |
 | vqav2 | counts, attributes, yes/no | open, ten answers | VQA accuracy |
-| textvqa | words and numbers on signs | open, ten answers | VQA accuracy |
+| textvqa | words and numbers on signs | open, ten answers | VQA accuracy, EvalAI's normalisation |
 | seed | attributes, identity, place and number of instances | A-D | accuracy |
 | vizwiz | attributes in bad pictures; what cannot be answered | open, ten answers | VQA accuracy |
 
@@ -88,7 +88,7 @@ def build_task(name: str, split: str, count: int, seed: int = 0) -> SceneTask:
                     images=(scene,),
                     prompt=prompt,
                     answer=answer,
-                    answers=tuple(annotate(answer, rng)) if spec.metric == "vqa" else (answer,),
+                    answers=tuple(annotate(answer, rng)) if spec.metric.startswith("vqa") else (answer,),
                     subset=family.name,
                     group=group,
                     choices=choices,

@@ -1,7 +1,7 @@
 """The benchmarks' own metrics, as pure functions of answers.
 
-Each follows the official script of its benchmark: GQA (exact match), VQAv2, TextVQA and VizWiz (ten answers, with the
-VQA normalisation), POPE (F1), MME (accuracy and accuracy+), MMBench (circular), ScienceQA and SEED (a letter).
+Each follows the official script of its benchmark: GQA (exact match), VQAv2, TextVQA and VizWiz (ten answers, by one of
+two normalisations), POPE (F1), MME (accuracy and accuracy+), MMBench (circular), ScienceQA and SEED (a letter).
 
 A metric over many answers gives `Scored`: the score in percent of its maximum, and one value for each independent unit
 (a question, a pair, a set of rotations) such that the score is the mean of the units. Resampling units resamples the
@@ -9,7 +9,7 @@ score, which is what a paired bootstrap needs.
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 MME_SUBTASK_MAXIMUM = 200  # 100 for accuracy and 100 for accuracy+
@@ -27,12 +27,13 @@ _CONTRACTIONS = """
     someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're
     there's they'd they'd've they'll they're they've wasn't we'd've we've weren't what'll what're what's what've when's
     where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
-    y'all y'all'd've you'd you'd've you'll you're you've
+    y'all y'all'd've y'all'll you'd you'd've you'll you're you've 'ow's'at 'twas
 """
-# Each contraction with one apostrophe forgotten, and what was meant.
+# Each contraction with one apostrophe forgotten, and what was meant; the last entry is the script's own slip.
 _REPAIRED = {
     word[: m.start()] + word[m.end() :]: word for word in _CONTRACTIONS.split() for m in re.finditer("'", word)
-}
+} | {"somebody'd": "somebodyd"}
+_MOST_PERIODS = int(re.UNICODE)  # the script gives the flag where `re.sub` takes the number of replacements
 
 
 class Scored(NamedTuple):
@@ -77,8 +78,17 @@ def normalize(text: str) -> str:
         # A mark at the edge of a word goes; one inside a word parts it, unless the text has a number like 1,000.
         at_edge = f"{mark} " in text or f" {mark}" in text or _COMMA_IN_NUMBER.search(text) is not None
         spaced = spaced.replace(mark, "" if at_edge else " ")
-    words = (_NUMBERS.get(word, word) for word in _PERIOD.sub("", spaced).lower().split())
+    spaced = _PERIOD.sub("", spaced, count=_MOST_PERIODS)
+    words = (_NUMBERS.get(word, word) for word in spaced.lower().split())
     return " ".join(_REPAIRED.get(word, word) for word in words if word not in _ARTICLES)
+
+
+def normalize_evalai(text: str) -> str:
+    """An answer as EvalAI compares it: commas and question marks go and 's is a word, then as the VQA script does."""
+    return normalize(text.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip())
+
+
+NORMALIZATIONS: dict[str, Callable[[str], str]] = {"vqa": normalize, "evalai": normalize_evalai}
 
 
 def agreement(matches: int, answers: int) -> float:
@@ -88,12 +98,17 @@ def agreement(matches: int, answers: int) -> float:
     return ((answers - matches) * min(1.0, matches / 3) + matches * min(1.0, (matches - 1) / 3)) / answers
 
 
-def vqa_accuracy(output: str, answers: Sequence[str]) -> float:
-    """The share of agreement with the annotators: 1.0 from three others on (VQAv2, TextVQA, VizWiz)."""
+def vqa_accuracy(output: str, answers: Sequence[str], normalization: str = "vqa") -> float:
+    """The share of agreement with the annotators: 1.0 from three others on (VQAv2, TextVQA, VizWiz).
+
+    Args:
+        normalization: One of `NORMALIZATIONS`: the VQA script's, or EvalAI's, which LLaVA's TextVQA script uses.
+    """
     if not answers:
         raise ValueError("An output cannot be compared with no answers: give the annotators' answers.")
-    predicted = normalize(output)
-    return agreement(sum(normalize(answer) == predicted for answer in answers), len(answers))
+    normal = NORMALIZATIONS[normalization]
+    predicted = normal(output)
+    return agreement(sum(normal(answer) == predicted for answer in answers), len(answers))
 
 
 # Letters -------------------------------------------------------------------------------------------------------------

@@ -57,11 +57,13 @@ class Metric:
         score: Of one output for each question, in percent of the maximum.
         chance: The expected score of guessing without the picture.
         maximum: The most points there are in the benchmark's own unit.
+        note: What a row of the task must say about it; may be empty.
     """
 
     score: Callable[[Sequence[str], Sequence[Question]], metrics.Scored]
     chance: Callable[[Sequence[Question]], float]
     maximum: Callable[[Sequence[Question]], float] = _percent
+    note: str = ""
 
 
 def _answers(questions: Sequence[Question]) -> list[str]:
@@ -78,10 +80,6 @@ def _subsets(questions: Sequence[Question]) -> list[str]:
 
 def _exact(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
     return metrics.mean([100.0 * metrics.exact_match(o, q.answer) for o, q in zip(outputs, questions, strict=True)])
-
-
-def _vqa(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
-    return metrics.mean([100.0 * metrics.vqa_accuracy(o, q.answers) for o, q in zip(outputs, questions, strict=True)])
 
 
 def _choice(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
@@ -119,24 +117,41 @@ def _tosses(questions: Sequence[Question]) -> float:
     return 100.0 * (0.5 + 0.25) / 2
 
 
-def _best_constant(questions: Sequence[Question], worth: Callable[[int, int], float]) -> float:
+def _best_constant(
+    questions: Sequence[Question], worth: Callable[[int, int], float], normalization: str = "vqa"
+) -> float:
     """The best constant answer to each subset.
 
     Args:
         worth: Of an answer that so many of so many annotators gave.
     """
+    normal = metrics.NORMALIZATIONS[normalization]
     gains: dict[str, dict[str, float]] = {}  # of each answer to each subset
     for question in questions:
-        given = Counter(metrics.normalize(answer) for answer in question.answers)
+        given = Counter(normal(answer) for answer in question.answers)
         of_subset = gains.setdefault(question.subset, {})
         for answer, times in given.items():
             of_subset[answer] = of_subset.get(answer, 0.0) + worth(times, len(question.answers))
     return 100.0 * sum(max(subset.values()) for subset in gains.values()) / len(questions)
 
 
+def _agreement(normalization: str, whose: str) -> Metric:
+    """Agreement with ten annotators by a normalisation, which rows name: it decides which answers are the same."""
+
+    def score(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
+        pairs = zip(outputs, questions, strict=True)
+        return metrics.mean([100.0 * metrics.vqa_accuracy(o, q.answers, normalization) for o, q in pairs])
+
+    def chance(questions: Sequence[Question]) -> float:
+        return _best_constant(questions, metrics.agreement, normalization)
+
+    return Metric(score, chance, note=f"answers normalised as {whose}")
+
+
 METRICS = {
     "exact": Metric(_exact, lambda questions: _best_constant(questions, lambda times, total: 1.0)),
-    "vqa": Metric(_vqa, lambda questions: _best_constant(questions, metrics.agreement)),
+    "vqa": _agreement("vqa", "the VQA script does"),
+    "vqa_evalai": _agreement("evalai", "EvalAI does"),
     "choice": Metric(_choice, _one_option),
     "circular": Metric(_circular, _one_option),
     "pope": Metric(_pope, _always_yes),
