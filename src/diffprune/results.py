@@ -100,6 +100,7 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "versus": _TEXT,  # the method whose lead over this one is given
     "lead": _NUMBER,
     "lead_ci95": (_is_interval, "a pair [low, high] of finite numbers"),
+    "notes": _TEXT,  # of the task's protocol, such as how answers are normalised
     "tasks": _TEXT,  # those summed up, where that is not all
     "average": _SIZE,  # visual tokens a decoder layer holds, mean over layers, of methods inside the language model
     "first_token_kl": _SIZE,  # from the full model's first-token distribution to this one's, mean over questions

@@ -32,7 +32,7 @@ RANDOM = answered("random", 64, 0, "10101111")
 
 
 def sheet(*answers: Answers) -> Sheet:
-    return Sheet(QUESTIONS, {"gqa": 25.0, "pope": 50.0}, [FULL, *answers])
+    return Sheet(QUESTIONS, {"gqa": 25.0, "pope": 50.0}, [FULL, *answers], notes={"pope": "bare answers only"})
 
 
 def saved(folder: Path, name: str, made: Sheet, **changes) -> Path:
@@ -63,11 +63,18 @@ def test_the_lead_is_of_retention_averaged_over_seeds() -> None:
 def test_two_processes_give_the_rows_of_one(tmp_path: Path) -> None:
     a, b = saved(tmp_path, "a", sheet(*OURS)), saved(tmp_path, "b", sheet(RANDOM))
     joined = join_files([a, b], tmp_path / "both.json", versus="diffprune")
-    chance = sheet().chance
-    assert joined.rows == quality_rows([FULL, *OURS, RANDOM], FULL, versus="diffprune", chance=chance)
+    more = {"chance": sheet().chance, "notes": sheet().notes}
+    assert joined.rows == quality_rows([FULL, *OURS, RANDOM], FULL, versus="diffprune", **more)
     assert joined.name == "both" and joined.commit == "abc" and joined.device == "a card" and joined.seeds == [0, 1, 2]
     assert joined.notes == "4 questions"
     assert read_sheet(tmp_path / "both.answers.json").answers == [FULL, *OURS, RANDOM]
+
+
+def test_a_task_s_note_is_in_its_rows_and_in_no_other(tmp_path: Path) -> None:
+    results = join_files([saved(tmp_path, "a", sheet(*OURS))], tmp_path / "joined.json")
+    noted = {row.get("task"): row.get("notes") for row in results.rows}
+    assert noted == {"gqa": None, "pope": "bare answers only", None: None}  # the last are summaries
+    assert read_sheet(answers_file(tmp_path / "joined.json")).notes == {"pope": "bare answers only"}
 
 
 def test_the_command_chooses_and_orders_methods_and_sums_up_over_some_tasks(tmp_path: Path, capsys) -> None:

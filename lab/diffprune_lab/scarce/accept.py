@@ -194,7 +194,8 @@ def join(files: Sequence[Path]) -> Sheet:
             raise ValueError(f"{file} asked other questions than {files[0]}: run both with the same --questions.")
     found = {(one.entry.method, one.entry.keep, one.entry.seed): one for sheet in sheets for one in sheet.answers}
     full = [one for key, one in found.items() if key[0] == "full"]
-    return Sheet(first.questions, first.chance, full + [one for one in found.values() if one not in full])
+    answers = full + [one for one in found.values() if one not in full]
+    return Sheet(first.questions, first.chance, answers, notes=first.notes)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -186,6 +186,7 @@ def test_answers_are_kept_beside_their_questions(encoded: EncodedQuestions, tmp_
     kept = json.loads((tmp_path / "answers.json").read_text())
     assert [question["prompt"] for question in kept["questions"]] == encoded.prompts
     assert kept["runs"][0]["said"] == said
+    assert kept["notes"] == {"textvqa": "answers normalised as EvalAI does"}  # of these four the only open answers
 
 
 def test_task_names_are_checked() -> None:

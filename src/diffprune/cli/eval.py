@@ -103,7 +103,7 @@ def command(
             planned.append(Measurement("blind", 1.0, 0, vlm.method, blind=True))
         answers = evaluate(vlm, encoded, planned, batch_size=batch_size, progress=progress)
     sheet = make_sheet(encoded, answers)
-    rows = quality_rows(answers, answers[0], versus=versus or None, chance=sheet.chance)
+    rows = quality_rows(answers, answers[0], versus=versus or None, chance=sheet.chance, notes=sheet.notes)
     if out is not None:
         note = encoded.questions.note
         write_results(

@@ -85,6 +85,7 @@ class Sheet:
         made_by: What the answers follow from, each as a short text: questions, model, pruners, methods, budgets,
             positions, versions. Answers of another run are told apart by it.
         places: Where each question stands among all, where these are a part of them (`--shard`).
+        notes: By task what the reader of its rows must know, such as the normalisation; not every task has one.
     """
 
     questions: list[dict[str, Any]]
@@ -93,6 +94,7 @@ class Sheet:
     metrics: dict[str, str] = field(default_factory=dict)
     made_by: dict[str, str] = field(default_factory=dict)
     places: list[int] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def write_sheet(path: Path, sheet: Sheet) -> None:
         }
         for one in sheet.answers
     ]
-    more = {key: value for key in ("metrics", "made_by", "places") if (value := getattr(sheet, key))}
+    more = {key: value for key in ("metrics", "made_by", "places", "notes") if (value := getattr(sheet, key))}
     write_text(path, json.dumps({"questions": sheet.questions, "chance": sheet.chance, **more, "runs": runs}))
 
 
@@ -136,7 +138,7 @@ def read_sheet(path: Path) -> Sheet:
             )
             for one in content["runs"]
         ]
-        more = {key: content[key] for key in ("metrics", "made_by", "places") if key in content}
+        more = {key: content[key] for key in ("metrics", "made_by", "places", "notes") if key in content}
         return Sheet(content["questions"], content["chance"], answers, **more)
     except OSError as error:
         raise ValueError(

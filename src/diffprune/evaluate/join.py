@@ -54,7 +54,7 @@ def join_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[Sheet, i
                 )
             seen[one.entry] = name
             answers.append(one)
-    return Sheet(first.questions, first.chance, answers), len(differ)
+    return Sheet(first.questions, first.chance, answers, notes=first.notes), len(differ)
 
 
 def choose_runs(
@@ -109,13 +109,16 @@ def join_files(
                 "or add --mixed"
             )
     joined, differ = join_sheets(sheets, [str(path) for path in paths])
-    sheet = Sheet(joined.questions, joined.chance, choose_runs(joined.answers, methods, budgets, without))
+    chosen = choose_runs(joined.answers, methods, budgets, without)
+    sheet = Sheet(joined.questions, joined.chance, chosen, notes=joined.notes)
     if versus is not None and versus not in {one.entry.method for one in sheet.answers}:
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
     own_notes = dict.fromkeys(part.notes for part in parts if part.notes)
     others = other_origins(parts, sheets, {one.entry.method for one in sheet.answers[1:]})
     unstable = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
-    rows = quality_rows(sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance)
+    rows = quality_rows(
+        sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance, notes=sheet.notes
+    )
     write_sheet(answers_file(out), sheet)
     return write_results(
         out,

@@ -15,6 +15,7 @@ def quality_rows(
     versus: str | None = None,
     also: Sequence[str] = (),
     chance: Mapping[str, float] | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """A row per method, budget, seed and task, then a summary row per method and budget.
 
@@ -24,7 +25,8 @@ def quality_rows(
         versus: A method; summary rows of the others at a budget that it has too get its `lead` over them in points of
             retention and the interval of that, `lead_ci95`; `versus` then names it.
         also: Tasks over which everything is summed up once more; then `tasks` distinguishes the summary rows.
-        chance: By task the score of guessing, to be written into the rows.
+        chance: By task the score of guessing, to be written into the rows of the tasks that have one.
+        notes: By task what the reader of its rows must know, to be written into them.
     """
     rows: list[dict[str, Any]] = [
         {
@@ -35,7 +37,8 @@ def quality_rows(
             "score": one.score[task],
             "score_raw": one.raw[task],
             "full_score": full.score[task],
-            **({} if chance is None else {"chance": chance[task]}),
+            **({"chance": chance[task]} if chance and task in chance else {}),
+            **({"notes": notes[task]} if notes and task in notes else {}),
             **one.more_keys,
         }
         for one in answers

@@ -370,4 +370,5 @@ def make_sheet(encoded: EncodedQuestions, answers: Sequence[Answers]) -> Sheet:
         for task in encoded.tasks
         for question in task.questions
     ]
-    return Sheet(questions, {task.name: task.chance for task in encoded.tasks}, list(answers))
+    notes = {task.name: task.metric.note for task in encoded.tasks if task.metric.note}
+    return Sheet(questions, {task.name: task.chance for task in encoded.tasks}, list(answers), notes=notes)
