@@ -15,11 +15,12 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePath
 from typing import Any, Literal
+
+from diffprune.atomic import write_text
 
 Row = Mapping[str, Any]
 Kind = Literal["quality", "summary", "speed", "training", "benchmark", "selection", "other"]
@@ -255,21 +256,6 @@ def source_commit() -> str:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the new one, never a part of it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _to_json(results: Results) -> str:

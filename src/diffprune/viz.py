@@ -8,6 +8,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from diffprune.atomic import replacing
 from diffprune.model import PrunedVLM
 from diffprune.types import ImageSelection
 
@@ -80,7 +81,8 @@ def save_matrix(vlm: PrunedVLM, image: Image.Image, selection: ImageSelection, p
     right.axvline(k - 0.5, color="black", linewidth=0.8)
     right.set_title(f"similarity: top {means['top_similarity']:.2f}, bottom {means['bottom_similarity']:.2f}")
     figure.colorbar(shown, ax=right)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as new:
+        figure.savefig(new, dpi=150)
     return means
 
 

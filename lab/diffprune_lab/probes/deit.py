@@ -20,9 +20,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diffprune.atomic import write_text
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.ops import take_tokens
-from diffprune.results import write_text
 from diffprune.train.loop import train
 from diffprune_lab.deit import DeiT
 from diffprune_lab.probes.augment import (

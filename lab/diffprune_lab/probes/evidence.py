@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffprune.results import read_results, write_text
+from diffprune.atomic import write_text
+from diffprune.results import read_results
 from diffprune_lab.probes.figures import ORDER, label
 from diffprune_lab.probes.findings import FINDINGS
 from diffprune_lab.probes.run import BACKBONES_FILE

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from diffprune.atomic import replacing
+
 LABELS = {
     "diffprune": "DiffPrune",
     "diffprune_plain": "DiffPrune, no bridge",
@@ -52,8 +54,8 @@ def figure(path: Path, panels: int, *, height: float = 2.3):
         sheet = Figure(figsize=(6.9 if panels > 1 else 3.4, height), layout="constrained")
         axes = sheet.subplots(1, panels, squeeze=False)
         yield axes.flatten().tolist()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sheet.savefig(path, dpi=200)
+        with replacing(path) as new:
+            sheet.savefig(new, dpi=200)
 
 
 def legend_below(axes: Sequence[Any], *, columns: int = 5) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from diffprune.atomic import write_text
 from diffprune.config import RunConfig, make_config
 from diffprune.evaluate.answers import SUFFIX, Sheet, read_sheet, write_sheet
 from diffprune.evaluate.join import choose_runs, join_sheets
@@ -34,7 +35,7 @@ from diffprune.loading import load_base
 from diffprune.methods.base import NEEDS, Pruner
 from diffprune.methods.options import FORM, parse_method, require_weights
 from diffprune.model import PrunedVLM
-from diffprune.results import write_results, write_text
+from diffprune.results import write_results
 from diffprune_lab.probes.store import Row, locked, rounded
 from diffprune_lab.scenes import qwen
 from diffprune_lab.scenes.qwen import QwenSpec, save_model

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from diffprune.atomic import require_plain
 from diffprune.results import Row, format_value
 
 OPTIONS_HELP = "With options: 'NAME[OPTION=VALUE;OPTION=VALUE]', in quotes."  # of every option that takes a method
@@ -48,6 +49,12 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ValueError(f"cannot write into {folder} ({error.strerror}); choose another folder with --out") from error
+
+
+def require_file(path: Path) -> None:
+    """A `ValueError`, before the work starts, where no plain file can be written at `path`."""
+    require_plain(path)
+    require_writable(path.parent)
 
 
 def choose_device(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_writable
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_file
 
 
 def command(
@@ -84,9 +84,7 @@ def command(
     budgets, drawn, folders = parse_budgets(keep), parse_seeds(seeds) or [0], parse_pruners(pruner)
     require_distinct([*budgets, *(one.keep for one in folders if one.keep is not None)])
     if out is not None:
-        if out.is_dir():
-            raise ValueError(f"--out {out} is a folder; name a file, such as {out / 'quality.json'}")
-        require_writable(out.parent)
+        require_file(out)
     where = choose_device(device)
     asked = source.build(names, split=split, count=questions, sizes=sizes)
     with progress_bars(quiet=as_json) as progress:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, require_writable
+from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, require_file
 
 if TYPE_CHECKING:
     from diffprune.speed.profile import ProfileSettings
@@ -96,7 +96,7 @@ def command(
     )
     for path in (out, figure):
         if path is not None:
-            require_writable(path.parent)
+            require_file(path)
     notes, columns = (loop.NOTES, loop.COLUMNS) if throughput else (output.NOTES, measured.COLUMNS)
 
     earlier = None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.results import write_text
+from diffprune.atomic import write_text
 
 
 def command(

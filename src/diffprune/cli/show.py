@@ -36,11 +36,13 @@ def command(
       diffprune show --method cls_attention --image a.png --keep 64 --out ends.png --matrix
     """
     from diffprune.api import load_vlm
+    from diffprune.atomic import replacing, require_plain
     from diffprune.backbones.processors import open_image
     from diffprune.viz import light_up, save_matrix
 
     if not out.parent.is_dir():
         raise ValueError(f"the folder of {out} does not exist; make it first")
+    require_plain(out)
     picture = open_image(image)
     where = choose_device(device)
     vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
@@ -50,7 +52,8 @@ def command(
     if matrix:
         found |= save_matrix(vlm, picture, selection, out)
     else:
-        light_up(picture, selection).save(out)
+        with replacing(out) as new:
+            light_up(picture, selection).save(new)
     if as_json:
         print_json({**found, "out": str(out)})
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffprune.results import write_text
+from diffprune.atomic import write_text
 
 SUFFIX = ".answers.json"  # of the file beside the results file
 QUESTION_KEYS = ("answers", "choices", "subset", "group")  # of a question in a sheet, where it has them

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diffprune.results import Results, markdown_table, read_results, write_text
+from diffprune.atomic import write_text
+from diffprune.results import Results, markdown_table, read_results
 from diffprune.speed.calibrate import card_of, compare, is_even, measured_rows
 from diffprune.speed.gpus import Gpu
 from diffprune.speed.plan import CALIBRATIONS, TEXT_BUCKETS, plan

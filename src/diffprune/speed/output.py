@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from diffprune.atomic import replacing
 from diffprune.results import Results, command_line, device_name, read_results, source_commit, write_results
 
 NOTES = (
@@ -126,5 +127,5 @@ def draw_bars(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axes.margins(x=0.12)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncols=len(BARS), loc="outside upper center", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with replacing(path) as new:
+        figure.savefig(new, dpi=120)

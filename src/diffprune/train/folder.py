@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from diffprune.atomic import write_text
 from diffprune.config import RunConfig, differences, load_config, to_yaml
-from diffprune.results import write_text
 from diffprune.saving import CONFIG_FILE
 from diffprune.train.checkpointing import RUN_FILE, list_checkpoints, writing
 from diffprune.train.feed import Broken

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from diffprune.results import write_text
+from diffprune.atomic import replacing, write_text
 from diffprune.train.checkpointing import writing
 
 METRICS, PLOT, BOARD = "metrics.jsonl", "loss.png", "tensorboard"
@@ -184,6 +184,6 @@ def plot_losses(folder: Path, records: Sequence[Record]) -> Path | None:
     lines = [*axes.get_lines(), *right.get_lines()]
     axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False)
     path = folder / PLOT
-    with writing(PLOT, folder):
-        figure.savefig(path, dpi=120)
+    with writing(PLOT, folder), replacing(path) as new:
+        figure.savefig(new, dpi=120)
     return path
