@@ -7,6 +7,7 @@ choice, and added where the kept tokens stand.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import RLock
 from typing import Any, ClassVar
 
 import torch
@@ -58,6 +59,10 @@ class Qwen3VL(QwenVL):
         merged = [self.merge(merger, x) for merger, x in zip(self.tower.deepstack_merger_list, planes, strict=True)]
         return dict(zip(DEEPSTACK, (visual, [plane.flatten(0, 1)[source] for plane in merged]), strict=True))
 
+    def __init__(self, model: nn.Module, processor: Any) -> None:
+        super().__init__(model, processor)
+        self.alone = Alone()
+
     def layer_additions(self, lm: LMInputs) -> list[Float[Tensor, "B T L"]]:
         if DEEPSTACK[0] not in lm.extra:
             return []
@@ -67,21 +72,39 @@ class Qwen3VL(QwenVL):
 
     def hidden(self, lm: LMInputs) -> Float[Tensor, "B T L"]:
         # The outer model hands these two on by itself, and only with pixels; the language model takes them as they are.
-        return self.language_model(
-            inputs_embeds=lm.inputs_embeds,
-            attention_mask=lm.attention_mask,
-            position_ids=lm.position_ids,
-            use_cache=False,
-            **{key: lm.extra[key] for key in DEEPSTACK if key in lm.extra},
-        ).last_hidden_state
+        with self.alone:
+            return self.language_model(
+                inputs_embeds=lm.inputs_embeds,
+                attention_mask=lm.attention_mask,
+                position_ids=lm.position_ids,
+                use_cache=False,
+                **{key: lm.extra[key] for key in DEEPSTACK if key in lm.extra},
+            ).last_hidden_state
 
     def run_generate(self, lm: LMInputs, **kwargs: Any) -> Any:
-        if DEEPSTACK[0] not in lm.extra:
-            return super().run_generate(lm, **kwargs)
-        visual, planes = (lm.extra[key] for key in DEEPSTACK)
-        plain = {key: value for key, value in lm.extra.items() if key not in DEEPSTACK}
-        with deepstack_in_prefill(self.language_model, visual, planes):  # type: ignore[arg-type]
-            return super().run_generate(replace(lm, extra=plain), **kwargs)
+        with self.alone:
+            if DEEPSTACK[0] not in lm.extra:
+                return super().run_generate(lm, **kwargs)
+            visual, planes = (lm.extra[key] for key in DEEPSTACK)
+            plain = {key: value for key, value in lm.extra.items() if key not in DEEPSTACK}
+            with deepstack_in_prefill(self.language_model, visual, planes):  # type: ignore[arg-type]
+                return super().run_generate(replace(lm, extra=plain), **kwargs)
+
+
+class Alone:
+    """A lock of one model: the hook of one thread's prompt must not be on the module when another's goes through it."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+
+    def __reduce__(self) -> tuple[type["Alone"], tuple[()]]:
+        return Alone, ()  # a copy of the model has its own
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
 
 
 @contextmanager

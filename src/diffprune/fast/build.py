@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,8 @@ class Builder:
         if self.capture:
             torch.cuda.empty_cache()
         before = self.allocated()
-        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), frozen_heap():
+        heap = frozen_heap() if self.capture else nullcontext()
+        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), heap:
             self.read_weights()
             samples = self.samples()
             shapes = self.bucket_shapes(sorted({self.num_visual(sample) for sample in samples}))

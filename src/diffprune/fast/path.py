@@ -1,9 +1,12 @@
 """FastPath: what `vlm.compile()` builds. Composition over the stock modules; the model stays as it is."""
 
 import gc
-from collections.abc import Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import RLock
+from types import NoneType
 from typing import Any
 
 import torch
@@ -18,15 +21,21 @@ from diffprune.fast.cuts import count_before_layers, cuts_of
 from diffprune.fast.graphs import is_out_of_memory
 from diffprune.fast.options import NotCompiled, greedy_settings, read_options
 from diffprune.fast.request import Request
+from diffprune.fast.seal import Seal
 from diffprune.inside.stream import real_first
 from diffprune.ops import take_tokens
 from diffprune.types import Budget, LMInputs
+
+logger = logging.getLogger("diffprune")
 
 ON_HOST = ("input_ids", "attention_mask", "image_grid_thw", "image_sizes")  # what a prompt is laid out from
 
 
 class FastPath:
     """Static shapes and CUDA graphs for one `PrunedVLM`; see `diffprune.fast` for how the stages are called.
+
+    All requests share the static buffers, so one runs at a time: `generate` and `ttft` of other threads wait for their
+    turn. Who calls the stages one by one beside other threads holds `turn()` meanwhile.
 
     Args:
         options: Of `CompileOptions`.
@@ -35,6 +44,9 @@ class FastPath:
     def __init__(self, vlm: Any, **options: Any) -> None:
         parts = Builder(vlm, read_options(options))
         self.report = parts.build()
+        self.seal = Seal(vlm)
+        self._lock = RLock()
+        self._left = torch.cuda.Event() if parts.capture else None  # when the last request was through
         self.vlm, self.backbone, self.device, self.capture = vlm, parts.backbone, parts.device, parts.capture
         self.keeps, self.batch_sizes = parts.keeps, parts.batch_sizes
         self.max_new_tokens = parts.options.max_new_tokens
@@ -43,6 +55,23 @@ class FastPath:
         self.choosers, self.splicers = parts.choosers, parts.splicers
         self.miscompiled = parts.miscompiled
         self.reported: set[str] = set()  # stages for which a shape outside what was compiled was reported
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A copy of the model has no fast path: buffers and graphs belong to the weights they were made of."""
+        logger.warning("the copy of a compiled model is not compiled; call compile() on the copy")
+        return NoneType, ()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The static buffers for this thread alone; on a GPU its stream waits for what other streams still do there."""
+        with self._lock:
+            if self._left is not None:
+                self._left.wait()
+            try:
+                yield
+            finally:
+                if self._left is not None:
+                    self._left.record()
 
     # ------------------------------------------------------------------------------------- stages
 
@@ -55,6 +84,7 @@ class FastPath:
 
     def _begin(self, batch: Batch, keep: int | float | None) -> Request:
         """What can be decided from the prompt alone: its ids are read back once, before any kernel is waited for."""
+        self.seal.check_rules()
         host = {key: batch.features[key].cpu() for key in ON_HOST if key in batch.features}
         rows = len(host["input_ids"])
         size = next((size for size in self.batch_sizes if size >= rows), None)
@@ -123,7 +153,8 @@ class FastPath:
             )
 
     def _lay_out(self, request: Request) -> None:
-        """The prompt as the splicer takes it."""
+        """The prompt as the splicer takes it; meanwhile the device encodes, so what was compiled is looked at here."""
+        self.seal.check_weights()
         if request.splicer is not None:
             request.splicer.lay_out(
                 request.ids,
@@ -247,7 +278,8 @@ class FastPath:
     @torch.inference_mode()
     def ttft(self, batch: Batch, *, keep: int | float | None = None) -> Int[Tensor, " B"]:
         """The first token of each prompt, on the host."""
-        return self.start(batch, keep=keep).token.cpu()
+        with self.turn():
+            return self.start(batch, keep=keep).token.cpu()
 
     @torch.inference_mode()
     def generate(
@@ -268,36 +300,37 @@ class FastPath:
             raise ValueError(f"max_new_tokens={max_new_tokens} leaves nothing to say; give 1 or more")
         if max_new_tokens > self.max_new_tokens:
             raise NotCompiled(f"the answer may be longer than the {self.max_new_tokens} tokens compiled for")
-        request = self.start(batch, keep=keep)
-        host = torch.zeros(max_new_tokens, request.rows, dtype=torch.int64, pin_memory=self.capture)
-        events = [torch.cuda.Event() for _ in range(max_new_tokens)] if self.capture else []
-        done = torch.zeros(request.rows, dtype=torch.bool)
-        end_ids = torch.tensor(list(ends), dtype=torch.int64)
-        pad = self.backbone.pad_id if pad_id is None else pad_id
-        new: list[Tensor] = []
+        with self.turn():
+            request = self.start(batch, keep=keep)
+            host = torch.zeros(max_new_tokens, request.rows, dtype=torch.int64, pin_memory=self.capture)
+            events = [torch.cuda.Event() for _ in range(max_new_tokens)] if self.capture else []
+            done = torch.zeros(request.rows, dtype=torch.bool)
+            end_ids = torch.tensor(list(ends), dtype=torch.int64)
+            pad = self.backbone.pad_id if pad_id is None else pad_id
+            new: list[Tensor] = []
 
-        def fetch(step: int) -> None:
-            host[step].copy_(request.token, non_blocking=True)
-            if events:
-                events[step].record()
+            def fetch(step: int) -> None:
+                host[step].copy_(request.token, non_blocking=True)
+                if events:
+                    events[step].record()
 
-        fetch(0)
-        for step in range(max_new_tokens):
-            ahead = step + 1 < max_new_tokens
-            if self.capture and ahead:
-                self.decode(request)
-                fetch(step + 1)
-            if events:
-                events[step].synchronize()
-            token = torch.where(done, pad, host[step])
-            new.append(token)
-            done = done | torch.isin(token, end_ids)
-            if bool(done.all()):
-                break
-            if not self.capture and ahead:
-                self.decode(request)
-                fetch(step + 1)
-        return torch.stack(new, dim=1).to(self.device)
+            fetch(0)
+            for step in range(max_new_tokens):
+                ahead = step + 1 < max_new_tokens
+                if self.capture and ahead:
+                    self.decode(request)
+                    fetch(step + 1)
+                if events:
+                    events[step].synchronize()
+                token = torch.where(done, pad, host[step])
+                new.append(token)
+                done = done | torch.isin(token, end_ids)
+                if bool(done.all()):
+                    break
+                if not self.capture and ahead:
+                    self.decode(request)
+                    fetch(step + 1)
+            return torch.stack(new, dim=1).to(self.device)
 
     def answer(self, batch: Batch, *, keep: int | float | None = None, **kwargs: Any) -> Int[Tensor, "B T"] | None:
         """New tokens as `PrunedVLM.generate` wants them; None, said once, where the reference path must answer."""
