@@ -1,14 +1,18 @@
 """A run that is killed, stopped or out of room goes on as if nothing had happened."""
 
 import errno
+import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
+from diffprune.config import load_config
 from diffprune.train import checkpointing
 from diffprune.train.checkpointing import (
     Checkpoint,
@@ -19,6 +23,7 @@ from diffprune.train.checkpointing import (
     restore_random,
     save_checkpoint,
 )
+from diffprune.train.folder import alone_in, claim_folder
 from tests.train import runs
 
 STEPS = 24
@@ -142,6 +147,98 @@ def test_only_the_newest_checkpoints_stay(tmp_path):
     for step in range(1, 5):
         save_checkpoint(tmp_path, step, some(step), keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000003", "checkpoint-000004"]
+
+
+def test_checkpoints_are_counted_and_not_spelled(tmp_path):
+    """From a million on, a name is longer than those before it, and as text it would come first."""
+    for step in (999_998, 999_999, 1_000_000, 1_000_001):
+        save_checkpoint(tmp_path, step, some(step), keep=2)
+    assert [path.name for path in checkpointing.list_checkpoints(tmp_path)] == [
+        "checkpoint-1000001",
+        "checkpoint-1000000",
+    ]
+    assert load_latest(tmp_path).state == {"step": 1_000_001}
+
+
+def test_folders_of_the_user_are_left_alone(tmp_path):
+    for name in ("checkpoint-best", "checkpoint-000001-copy", "checkpoint-000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("mine")
+    for step in range(1, 5):
+        save_checkpoint(tmp_path, step, some(step), keep=1)
+    assert len(list(tmp_path.glob("checkpoint-*/mine.txt"))) == 3
+    assert load_latest(tmp_path).state == {"step": 4}
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_and_written_anew(tmp_path):
+    for step in (2, 4):
+        save_checkpoint(tmp_path, step, some(step), keep=2)
+    weights = tmp_path / "checkpoint-000004" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    checkpointing.set_damaged_aside(tmp_path)
+    assert [path.name for path in checkpointing.list_checkpoints(tmp_path)] == ["checkpoint-000002"]
+    assert (tmp_path / "damaged-checkpoint-000004" / "weights.safetensors").is_file()
+    save_checkpoint(tmp_path, 4, some(4), keep=1)  # the good one goes only now, when there is another
+    assert load_latest(tmp_path).state == {"step": 4}
+    checkpointing.set_damaged_aside(tmp_path)
+    assert load_latest(tmp_path).state == {"step": 4}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "null", '{"state": 3, "digests": {}}', '{"state": {}, "digests": []}', "{", "\x00", '{"digests": {}}'],
+)
+def test_an_odd_state_is_passed_over(tmp_path, content):
+    for step in (2, 4):
+        save_checkpoint(tmp_path, step, some(step), keep=2)
+    (tmp_path / "checkpoint-000004" / "state.json").write_text(content)
+    assert load_latest(tmp_path).state == {"step": 2}
+
+
+def test_a_changed_state_is_noticed_and_an_older_one_without_digest_still_loads(tmp_path):
+    save_checkpoint(tmp_path, 2, some(2), keep=1)
+    path = tmp_path / "checkpoint-000002" / "state.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
+    assert load_latest(tmp_path) is None
+    content = json.loads(path.read_text())
+    del content["state_digest"]
+    path.write_text(json.dumps(content))
+    assert load_latest(tmp_path).state == {"step": 3}
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with (
+        alone_in(tmp_path / "run"),
+        pytest.raises(ValueError, match=r"another run is writing into .*run; wait for it"),
+        alone_in(tmp_path / "run"),
+    ):
+        pass
+    with alone_in(tmp_path / "run"):  # free again
+        pass
+
+
+def test_checkpoints_without_their_config_are_not_gone_on_with(config, tmp_path):
+    save_checkpoint(tmp_path, 2, some(2), keep=1)
+    with pytest.raises(ValueError, match=r"holds checkpoints and no run.yaml"):
+        claim_folder(tmp_path, load_config(config), resume=True)
+    assert not (tmp_path / "run.yaml").exists() and load_latest(tmp_path) is not None
+
+
+def test_a_run_does_not_go_on_with_another_base_model(config, server, unbroken):
+    folder = config.parent / "other_base"
+    shutil.copytree(unbroken, folder)
+    weights = next((config.parent / "model").glob("*.safetensors"))
+    before = weights.read_bytes()
+    tensors = safetensors.torch.load(before)
+    name = next(key for key in sorted(tensors) if "language_model" in key and key.endswith("weight"))
+    tensors[name] = tensors[name] + 0.5
+    safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
+    try:
+        server.start("train", "--config", str(config), "--out", str(folder), "--resume")
+        assert server.wait() == 1
+    finally:
+        weights.write_bytes(before)
+    assert "the run was started on another base model" in server.log.read_text()
 
 
 def test_random_generators_go_on_where_they_were():

@@ -7,8 +7,10 @@ It is written under another name, brought to the disk, and only then renamed; th
 
 import hashlib
 import json
+import logging
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +23,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-PREFIX, UNFINISHED, STATE_FILE = "checkpoint-", ".unfinished-", "state.json"
+from diffprune.atomic import sync_folder
+
+logger = logging.getLogger("diffprune")
+
+PREFIX, UNFINISHED, DAMAGED = "checkpoint-", ".unfinished-", "damaged-"
+STATE_FILE = "state.json"
 RUN_FILE = "run.yaml"  # the resolved config of the run, beside its checkpoints
 
 
@@ -57,10 +64,10 @@ def save_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: in
                 content = safetensors.torch.save(plain)
                 digests[name] = _digest(content)
                 write_bytes(new / f"{name}.safetensors", content)
-            state = {"state": checkpoint.state, "digests": digests}
+            state = {"state": checkpoint.state, "state_digest": _state_digest(checkpoint.state), "digests": digests}
             write_bytes(new / STATE_FILE, json.dumps(state, allow_nan=False).encode())
             os.replace(new, final)
-            _sync(folder)
+            sync_folder(folder)
         except OSError:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -97,8 +104,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The folder's checkpoints, the newest first."""
-    return sorted(folder.glob(f"{PREFIX}*"), reverse=True)
+    """The folder's checkpoints, the newest first; a folder of such a name without our state file is not ours."""
+    found = [
+        (int(match[1]), path)
+        for path in folder.glob(f"{PREFIX}*")
+        if (match := re.fullmatch(PREFIX + r"(\d+)", path.name)) and (path / STATE_FILE).is_file()
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -111,30 +123,49 @@ def load_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None where there is none; a damaged one is passed over."""
     for path in list_checkpoints(folder):
         try:
-            content = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-            tensors = {}
-            for name, digest in content["digests"].items():
-                raw = (path / f"{name}.safetensors").read_bytes()
-                if _digest(raw) != digest:
-                    raise ValueError(f"{path / name} is damaged")
-                tensors[name] = safetensors.torch.load(raw)
-            return Checkpoint(content["state"], tensors)
-        except (OSError, ValueError, KeyError):
+            return _read(path)
+        except (OSError, ValueError):
             continue
     return None
+
+
+def set_damaged_aside(folder: Path) -> None:
+    """Rename checkpoints newer than the newest whole one, so that the run can write theirs anew; nothing is deleted."""
+    for path in list_checkpoints(folder):
+        try:
+            _read(path)
+            return
+        except (OSError, ValueError) as error:
+            aside = folder / f"{DAMAGED}{path.name}"
+            shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+            os.replace(path, aside)
+            logger.warning("%s; it is now %s, and the run goes on from the checkpoint before", error, aside.name)
+
+
+def _read(path: Path) -> Checkpoint:
+    """A checkpoint, every file of it compared with its digest; `ValueError` where one is not what was written."""
+    content = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    state, digests = (content.get(key) for key in ("state", "digests")) if isinstance(content, dict) else (None, None)
+    if not isinstance(state, dict) or not isinstance(digests, dict):
+        raise ValueError(f"{path / STATE_FILE} is damaged")
+    # Checkpoints of before 2026-11-18 have no digest of their state.
+    if content.get("state_digest", _state_digest(state)) != _state_digest(state):
+        raise ValueError(f"{path / STATE_FILE} is damaged")
+    tensors = {}
+    for name, digest in digests.items():
+        raw = (path / f"{name}.safetensors").read_bytes()
+        if _digest(raw) != digest:
+            raise ValueError(f"{path / name}.safetensors is damaged")
+        tensors[name] = safetensors.torch.load(raw)
+    return Checkpoint(state, tensors)
 
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _sync(folder: Path) -> None:
-    """Bring a folder's entries to the disk, where the system has that."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _state_digest(state: Mapping[str, Any]) -> str:
+    return _digest(json.dumps(state, sort_keys=True).encode())
 
 
 # --- the optimiser and the random generators as plain tensors -------------------------------------------------------

@@ -1,5 +1,6 @@
 """The folder of a run: who may write into it, where the run in it is, and the rows that could not be used."""
 
+import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from diffprune.train.checkpointing import RUN_FILE, list_checkpoints, writing
 from diffprune.train.feed import Broken
 from diffprune.train.loop import Progress
 
-BROKEN_FILE = "broken.jsonl"
+BROKEN_FILE, LOCK_FILE = "broken.jsonl", ".lock"
 MAX_BROKEN = 0.01  # share of the rows a run reads
 
 
@@ -31,6 +32,7 @@ class RunState(Progress):
         early: Whether patience has run out.
         seconds: Of training, over all sittings.
         batch: Samples of the global batch.
+        base: Fingerprint of the frozen model; None where it is split over processes.
     """
 
     best: dict[str, Any] | None = None
@@ -41,6 +43,7 @@ class RunState(Progress):
     early: bool = False
     seconds: float = 0.0
     batch: int = 0
+    base: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """Every value by name, as `RunState(**values)` takes them."""
@@ -49,14 +52,27 @@ class RunState(Progress):
 
 @contextmanager
 def claimed(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[None]:
-    """Hold the run's folder; one whose run failed before its first checkpoint is free again."""
-    is_new = claim_folder(folder, config, resume=resume)
-    try:
+    """Hold the run's folder alone; one whose run failed before its first checkpoint is free again."""
+    with alone_in(folder):
+        is_new = claim_folder(folder, config, resume=resume)
+        try:
+            yield
+        except Exception:
+            if is_new and not list_checkpoints(folder):
+                (folder / RUN_FILE).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Lock the folder against a second run; the system lets go of the lock when the process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another run is writing into {folder}; wait for it, or choose another --out") from None
         yield
-    except Exception:
-        if is_new and not list_checkpoints(folder):
-            (folder / RUN_FILE).unlink(missing_ok=True)
-        raise
 
 
 def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
@@ -81,6 +97,11 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
             )
     elif (folder / CONFIG_FILE).exists():
         raise ValueError(f"{folder} holds a saved model or pruner already; choose another folder with --out")
+    elif list_checkpoints(folder):
+        raise ValueError(
+            f"{folder} holds checkpoints and no {RUN_FILE} that says of which run; put it back and add --resume, or "
+            "choose another folder with --out"
+        )
     else:
         write_text(written, to_yaml(config))
         return True

@@ -20,6 +20,7 @@ from diffprune.fitting import wrap_backbone
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
+from diffprune.saving import fingerprint
 from diffprune.schedules import Schedule, resolve_steps
 from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.checkpointing import (
@@ -30,6 +31,7 @@ from diffprune.train.checkpointing import (
     restore_optimizer,
     restore_random,
     save_checkpoint,
+    set_damaged_aside,
     writing,
 )
 from diffprune.train.feed import Broken, Feed, Sample
@@ -147,10 +149,14 @@ class Trainer:
 
     def begin(self) -> None:
         """Go on from the last checkpoint, or calibrate and start; then read the held-out samples."""
+        if self.accelerator.is_main_process:
+            set_damaged_aside(self.folder)
+        self.accelerator.wait_for_everyone()
         found = load_latest(self.folder)
         if found is not None:
             self._restore(found)
         else:
+            self.state.base = self._base_fingerprint()
             if getattr(self.vlm.method, "throttle_noise", None) is not None:
                 self.vlm.method.calibrate(tokens for _, _, tokens in self._first(CALIBRATION))  # type: ignore[operator]
             if self.config.tau.start == "auto":
@@ -205,13 +211,30 @@ class Trainer:
             )
         return start
 
+    def _base_fingerprint(self) -> str | None:
+        """Of all the frozen weights; None where each process holds a part of them."""
+        return None if self.config.backbone.shard else fingerprint(self.vlm.base.state_dict().items())
+
     def _restore(self, found: Checkpoint) -> None:
-        state = RunState(**found.state)
+        try:
+            state = RunState(**found.state)
+        except TypeError as error:
+            raise ValueError(
+                f"the checkpoints of {self.folder} are of another version of diffprune ({error}); go on with that one, "
+                "or choose another folder with --out"
+            ) from error
         if state.batch != self.size:
             raise ValueError(
                 f"the run was started with {state.batch} samples a step and this would be {self.size}; keep "
                 "batch_size * accumulate * processes as it was"
             )
+        base = self._base_fingerprint()
+        if state.base not in (None, base):  # None: a checkpoint of before it was kept
+            raise ValueError(
+                f"the run was started on another base model than {self.base_id} is now (fingerprint {state.base}, now "
+                f"{base}); put the old weights back, or choose another folder with --out"
+            )
+        state.base = base
         self.state, self.best_weights = state, found.tensors.get("best", {})
         self.vlm.method.load_state_dict(found.tensors["weights"])
         restore_optimizer(self.optimizer, found.tensors["optimizer"])
