@@ -1,5 +1,6 @@
 """`diffprune eval` on a tiny model from a folder."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -93,7 +94,29 @@ def test_a_saved_pruner_is_measured_under_its_method_s_name(run, tmp_path: Path,
     code, out, _ = run(
         "--pruner", str(tmp_path / "p"), "--methods", "diffprune", "--keep", "4", "--tasks", "letters", "--json"
     )
-    assert code == 0 and {row["method"] for row in json.loads(out)} == {"full", "diffprune"}
+    rows = json.loads(out)
+    assert code == 0 and {row["method"] for row in rows} == {"full", "diffprune"}
+    # An artefact that names no recipe tells it by its options; without a choice it is the hard top-K.
+    assert {(row["recipe"], row["choice"]) for row in rows if row["method"] == "diffprune"} == {("bridge", "top-k")}
+    assert not any("recipe" in row for row in rows if row["method"] == "full")
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded", "recipe"),
+    [
+        ({"kept_exact": False, "standardise": False, "final_norm": False}, {}, "paper"),
+        ({"kept_exact": False, "standardise": False}, {}, "default"),
+        ({"kept_exact": False}, {}, "default"),  # of no recipe: trained with overrides
+        ({}, {"recipe": "paper", "choice": {"name": "diverse", "beta": 1.0}}, "paper"),
+    ],
+)
+def test_what_an_artefact_says_of_its_recipe_and_choice(options: dict, recorded: dict, recipe: str) -> None:
+    from diffprune.evaluate.pruners import origin_of
+    from diffprune.model import PrunedVLM
+
+    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4, **options)
+    vlm.artefact = {"method": {"options": dataclasses.asdict(vlm.method.options)}, **recorded}
+    assert origin_of(vlm, None) == {"recipe": recipe, "choice": "diverse" if recorded else "top-k"}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,17 @@ def test_the_budgets_trained_for_outlive_loading_with_another_one(tmp_path: Path
     assert "trained for keep = 2 to 8" in (tmp_path / "b" / "README.md").read_text()
 
 
+def test_the_recipe_outlives_loading_and_saving_and_stands_in_the_card(tmp_path: Path) -> None:
+    vlm = make()
+    assert "recipe" not in vlm.artefact
+    vlm.artefact = {"recipe": "paper"}
+    vlm.save_pretrained(tmp_path / "a", base_id="x/y")
+    model, processor = tiny.build("llava")
+    PrunedVLM.from_pretrained(tmp_path / "a", base=model, processor=processor).save_pretrained(tmp_path / "b")
+    assert config_of(tmp_path / "b")["recipe"] == "paper"
+    assert "trained for keep = 4, recipe paper; positions" in (tmp_path / "b" / "README.md").read_text()
+
+
 def test_measured_rows_are_a_table_of_the_card(tmp_path: Path) -> None:
     make().save_pretrained(tmp_path, card_rows=[{"method": "diffprune", "keep": 64, "retention": 97.25}])
     assert "| diffprune | 64 | 97.25 |" in (tmp_path / "README.md").read_text()

@@ -249,7 +249,7 @@ def load_pruned_vlm(
         newline=config.get("newline", "rows"),
         budget=config.get("budget", "global"),
     )
-    vlm.trained_for = tuple(config["budgets"])
+    vlm.trained_for, vlm.artefact = tuple(config["budgets"]), config
     return vlm
 
 

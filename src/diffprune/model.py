@@ -80,6 +80,7 @@ class PrunedVLM(SavedPruner, nn.Module):
         self._given_positions, self.positions = positions, positions or own_positions
         # Budgets the method was trained for, the smallest first; empty where that is not known.
         self.trained_for: tuple[int | float, ...] = ()
+        self.artefact: dict[str, Any] = {}  # what the config.json said that it was loaded from, or will say
         self.decoder: Decoder = make_decoder(self.backbone, self.method)
         self.fast: Any = None  # a `fast.FastPath` after compile()
         self._said: set[str] = set()

@@ -83,6 +83,8 @@ _NUMBER = (_is_number, "a finite number")
 _PERCENT = (_between(0.0, 100.0), "a number from 0 to 100")
 _SHARE = (_between(0.0, 1.0), "a number from 0 to 1")
 
+CI_OVER = ("questions", "seeds and questions")  # a row without `ci_over` is of before there was the second
+
 ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     # quality
     "method": _TEXT,
@@ -101,11 +103,22 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "versus": _TEXT,  # the method whose lead over this one is given
     "lead": _NUMBER,
     "lead_ci95": (_is_interval, "a pair [low, high] of finite numbers"),
+    "lead_p": _SHARE,  # of the lead, corrected by Holm's rule for all leads of the table
+    "lead_holds": (lambda value: isinstance(value, bool), "true or false"),  # it may be claimed
+    "ci_over": (lambda value: value in CI_OVER, f"one of {', '.join(CI_OVER)}"),  # what was resampled
+    "repeat_std": _SIZE,  # of retention, over runs of one training with one seed
+    "repeat_of": _TEXT,  # which runs those are
     "notes": _TEXT,  # of the task's protocol, such as how answers are normalised
     "tasks": _TEXT,  # those summed up, where that is not all
     "average": _SIZE,  # visual tokens a decoder layer holds, mean over layers, of methods inside the language model
     "first_token_kl": _SIZE,  # from the full model's first-token distribution to this one's, mean over questions
     "first_token_same": _SHARE,
+    # where a row comes from: of trained methods the recipe and how scores are used, of joined files every row's own run
+    "recipe": _TEXT,
+    "choice": _TEXT,
+    "tuned": _TEXT,  # how its settings were found
+    "commit": _TEXT,
+    "command": _TEXT,
     # speed; every time in ms is a median
     "path": (lambda value: value in ("eager", "fast"), '"eager" or "fast"'),
     "batch": (lambda value: _is_int(value) and value >= 1, "an integer of 1 or more"),

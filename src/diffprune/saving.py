@@ -32,6 +32,7 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 #   features   where the features are taken
 #   budgets    trained for, the smallest first: one, or the two ends of a range
 #   positions  "original" or "packed"
+# and may hold `recipe`: what it was trained by, for the rows that are measured with it.
 CONFIG_KEYS: dict[str, type] = {"method": dict, "base": dict, "features": dict, "budgets": list, "positions": str}
 _METHOD_KEYS = ("name", "options")
 _BASE_KEYS = ("id", "revision", "fingerprint")
@@ -77,6 +78,7 @@ def model_card(config: Mapping[str, Any], card_rows: Sequence[Row] | None = None
     hub_line = f"base_model: {base['id']}\n" if base["id"] else ""
     budgets = " to ".join(str(budget) for budget in config["budgets"]) or "no budget"
     measured = markdown_table(card_rows) if card_rows else "Nothing has been measured with it yet.\n"
+    recipe = f", recipe {config['recipe']}" if "recipe" in config else ""
     return f"""---
 library_name: diffprune
 {hub_line}tags: [visual-token-pruning, vision-language-model]
@@ -95,7 +97,7 @@ vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
 
 - base model: {base_id}, revision {base["revision"]}, fingerprint `{base["fingerprint"]}`
 - options: `{json.dumps(config["method"]["options"])}`
-- trained for keep = {budgets}; positions: {config["positions"]}
+- trained for keep = {budgets}{recipe}; positions: {config["positions"]}
 
 ## Measured
 
@@ -247,6 +249,7 @@ def describe(vlm: Any, *, base_id: str | None = None, notes: str = "") -> dict[s
         "positions": vlm.positions,
         "newline": vlm.backbone.keeps_newlines,
         "budget": vlm.budget_rule,
+        **({"recipe": vlm.artefact["recipe"]} if "recipe" in vlm.artefact else {}),
         "notes": notes,
     }
 

@@ -48,23 +48,12 @@ def test_a_sheet_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_sheet(tmp_path / "x.answers.json") == sheet(*OURS)
 
 
-def test_the_lead_is_of_retention_averaged_over_seeds() -> None:
-    rows = {
-        row["method"]: row for row in quality_rows([FULL, *OURS, RANDOM], FULL, versus="diffprune") if "ci95" in row
-    }
-    assert rows["diffprune"]["retention"] == pytest.approx(87.5)  # 7 of 8 with either seed
-    assert rows["random"]["retention"] == pytest.approx(75.0)
-    assert rows["random"]["lead"] == pytest.approx(12.5)
-    low, high = rows["random"]["lead_ci95"]
-    assert low < 12.5 < high
-    assert "lead" not in rows["diffprune"] and "lead" not in rows["full"]
-
-
 def test_two_processes_give_the_rows_of_one(tmp_path: Path) -> None:
     a, b = saved(tmp_path, "a", sheet(*OURS)), saved(tmp_path, "b", sheet(RANDOM))
     joined = join_files([a, b], tmp_path / "both.json", versus="diffprune")
     more = {"chance": sheet().chance, "notes": sheet().notes}
-    assert joined.rows == quality_rows([FULL, *OURS, RANDOM], FULL, versus="diffprune", **more)
+    plain = [{key: value for key, value in row.items() if key not in ("commit", "command")} for row in joined.rows]
+    assert plain == quality_rows([FULL, *OURS, RANDOM], FULL, versus="diffprune", **more)
     assert joined.name == "both" and joined.commit == "abc" and joined.device == "a card" and joined.seeds == [0, 1, 2]
     assert joined.notes == "4 questions"
     assert read_sheet(tmp_path / "both.answers.json").answers == [FULL, *OURS, RANDOM]
@@ -140,6 +129,8 @@ def test_runs_of_two_commits_can_be_asked_for_and_are_told_apart(tmp_path: Path)
     b.write_text(b.read_text().replace('"abc"', '"def"').replace('"a card"', '"a CPU"'))
     joined = join_files([a, b], tmp_path / "c.json", mixed=True)
     assert joined.commit == "abc" and joined.device == "a card" and joined.notes.endswith("random: commit def on a CPU")
+    assert {row["commit"] for row in joined.rows if row["method"] == "random"} == {"def"}
+    assert {row["commit"] for row in joined.rows if row["method"] != "random"} == {"abc"}
     left_out = join_files([a, b], tmp_path / "d.json", mixed=True, without=["random"])
     assert "def" not in left_out.notes  # nothing of it is in the file
 
@@ -174,3 +165,35 @@ def test_a_file_of_an_older_version_without_scores_is_refused(tmp_path: Path) ->
     (tmp_path / "x.answers.json").write_text(json.dumps(old))
     with pytest.raises(ValueError, match="write it again with `diffprune eval`"):
         read_sheet(tmp_path / "x.answers.json")
+
+
+def test_every_row_carries_the_command_recipe_and_choice_of_its_own_run(tmp_path: Path) -> None:
+    a = saved(tmp_path, "a", sheet(OURS[0]), command="eval a")
+    b = saved(tmp_path, "b", sheet(OURS[1], RANDOM), command="eval b")
+    for path, seed in ((a, 1), (b, 2)):
+        found = read_results(path)
+        rows = [
+            row | {"recipe": "bridge", "choice": "top-k"} if row["method"] == "diffprune" else row for row in found.rows
+        ]
+        write_results(
+            path, name=path.stem, rows=rows, command=found.command, commit="abc", device="a card", seeds=[seed]
+        )
+    joined = join_files([a, b], tmp_path / "c.json", tuned={"diffprune*": "chosen on validation", "*": "as published"})
+    by_seed = {row["seed"]: row for row in joined.rows if row["method"] == "diffprune" and "task" in row}
+    assert by_seed[1]["command"] == "eval a" and by_seed[2]["command"] == "eval b"
+    assert by_seed[1]["recipe"] == "bridge" and by_seed[1]["choice"] == "top-k"
+    summary = {row["method"]: row for row in joined.rows if "retention" in row}
+    assert summary["diffprune"]["command"] == "eval a && eval b" and summary["diffprune"]["recipe"] == "bridge"
+    assert summary["diffprune"]["tuned"] == "chosen on validation" and "tuned" not in summary["random"]  # not trained
+    again = join_files([tmp_path / "c.json"], tmp_path / "d.json")  # a joined file may be a part
+    assert {row["command"] for row in again.rows if row.get("seed") == 2} == {"eval b"}
+
+
+def test_repetitions_are_named_on_the_command_line(tmp_path: Path) -> None:
+    again = [replace(one, entry=replace(one.entry, method="again[x=1]")) for one in OURS]
+    path, out = saved(tmp_path, "a", sheet(*OURS, *again)), tmp_path / "b.json"
+    main([str(path), "--out", str(out), "--repeats", "diffprune=again[x=1]"])
+    summary = {row["method"]: row for row in read_results(out).rows if "retention" in row}
+    assert summary["diffprune"]["repeat_std"] == 0.0 and "again[x=1]" not in summary
+    with pytest.raises(ValueError, match="--tuned 'diffprune' is no NAME=WORDS"):
+        main([str(path), "--out", str(out), "--tuned", "diffprune"])

@@ -78,7 +78,7 @@ def about_scaling(rows: Sequence[Row]) -> str:
         line = table.setdefault(place, {"model": row["backbone"], "pruned %": f"{row['pruned']:g}"})
         if scaling.is_learned(name):
             change = name.removeprefix(scaling.LEARNED).strip("[]") or label(scaling.LEARNED)
-            line[change] = f"{kept} ± {row['retention_std']:.1f}"
+            line[change] = kept + (f" ± {row['retention_std']:.1f}" if "retention_std" in row else "")
         elif name in ("random", "oracle"):
             line[name] = kept
         elif row["retention"] > best.get(place, 0.0):

@@ -72,7 +72,15 @@ def command(
     import torch
 
     from diffprune.evaluate.answers import answers_file, write_sheet
-    from diffprune.evaluate.pruners import ORACLE, load_pruners, measurements, needs_of, parse_pruners, parse_seeds
+    from diffprune.evaluate.pruners import (
+        ORACLE,
+        load_pruners,
+        measurements,
+        needs_of,
+        origins_of,
+        parse_pruners,
+        parse_seeds,
+    )
     from diffprune.evaluate.rows import quality_rows
     from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
     from diffprune.evaluate.sources import find_tasks
@@ -101,7 +109,14 @@ def command(
             planned.append(Measurement("blind", 1.0, 0, vlm.method, blind=True))
         answers = evaluate(vlm, encoded, planned, batch_size=batch_size, progress=progress)
     sheet = make_sheet(encoded, answers)
-    rows = quality_rows(answers, answers[0], versus=versus or None, chance=sheet.chance, notes=sheet.notes)
+    rows = quality_rows(
+        answers,
+        answers[0],
+        versus=versus or None,
+        chance=sheet.chance,
+        notes=sheet.notes,
+        origins=origins_of(planned, saved),
+    )
     if out is not None:
         note = encoded.questions.note
         write_results(

@@ -6,12 +6,14 @@ So methods can be measured in several processes, or some of them later. The answ
 """
 
 import argparse
+import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
-from diffprune.evaluate.rows import quality_rows
+from diffprune.evaluate.rows import ORIGIN_KEYS, Origins, Place, place_of, quality_rows
 from diffprune.methods.options import split_methods
 from diffprune.results import Results, read_results, write_results
 from diffprune.types import Budget
@@ -92,10 +94,15 @@ def join_files(
     command: str | None = None,
     notes: str = "",
     mixed: bool = False,
+    repeats: Mapping[str, Sequence[str]] | None = None,
+    tuned: Mapping[str, str] | None = None,
 ) -> Results:
-    """Write the joined results file and its answers.
+    """Write the joined results file and its answers. Every row carries the commit and the command of its own run.
 
     Args:
+        repeats: By method the labels of further runs with the same seeds; see `quality_rows`.
+        tuned: By pattern of method names (`diffprune*`, the first that fits) how the settings of the trained ones were
+            found.
         mixed: The parts may come from several commits and kinds of device; the notes then say which methods did not
             come from the first part's. Without it they are refused.
     """
@@ -117,7 +124,14 @@ def join_files(
     others = other_origins(parts, sheets, {one.entry.method for one in sheet.answers[1:]})
     unstable = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
     rows = quality_rows(
-        sheet.answers, sheet.answers[0], versus=versus, also=also, chance=sheet.chance, notes=sheet.notes
+        sheet.answers,
+        sheet.answers[0],
+        versus=versus,
+        also=also,
+        chance=sheet.chance,
+        notes=sheet.notes,
+        origins=part_origins(parts, sheets, tuned or {}),
+        repeats=repeats,
     )
     write_sheet(answers_file(out), sheet)
     return write_results(
@@ -134,6 +148,22 @@ def join_files(
     )
 
 
+def part_origins(parts: Sequence[Results], sheets: Sequence[Sheet], tuned: Mapping[str, str]) -> Origins:
+    """Of every run its part's commit and command, and what the part's own rows say of it."""
+    found: dict[Place, dict[str, str]] = {}
+    for part, sheet in zip(parts, sheets, strict=True):
+        for one in sheet.answers:
+            found.setdefault(place_of(one.entry), {"commit": part.commit, "command": part.command})
+        for row in part.rows:
+            if "task" in row and (place := (row["method"], row["keep"], row["seed"])) in found:
+                found[place] |= {key: row[key] for key in ORIGIN_KEYS if key in row}
+    for (method, _, _), origin in found.items():
+        words = next((words for pattern, words in tuned.items() if fnmatchcase(method, pattern)), None)
+        if words is not None and "recipe" in origin:
+            origin["tuned"] = words
+    return found
+
+
 def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet], methods: Collection[str]) -> list[str]:
     """Which of the methods were measured at another commit or on another kind of device than the first part."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -146,6 +176,17 @@ def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet], methods: Co
         for (commit, device), names in found.items()
         if names
     ]
+
+
+def _pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """`NAME=WORDS` each; a name may hold options in brackets."""
+    found = []
+    for text in texts:
+        match = re.fullmatch(r"((?:[^=\[]|\[[^\]]*\])+)=(.+)", text)
+        if match is None:
+            raise ValueError(f"{option} {text!r} is no NAME=WORDS; put a name before the = and words behind it")
+        found.append((match[1], match[2]))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -162,6 +203,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--also", default="", help="comma-separated tasks to sum up over once more")
     parser.add_argument("--command", help="what to record as the command that makes the file again")
     parser.add_argument("--notes", default="", help="a sentence the reader of the table needs")
+    parser.add_argument(
+        "--repeats",
+        action="append",
+        default=[],
+        metavar="METHOD=LABEL,...",
+        help="labels of further runs of a method's trainings with the same seeds: rows say how far they lie apart",
+    )
+    parser.add_argument(
+        "--tuned",
+        action="append",
+        default=[],
+        metavar="PATTERN=WORDS",
+        help="how the settings of trained methods were found, such as 'diffprune*=chosen on the validation split'",
+    )
     parser.add_argument("--mixed", action="store_true", help="take parts of several commits or kinds of device")
     options = parser.parse_args(arguments)
     results = join_files(
@@ -175,6 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command=options.command,
         notes=options.notes,
         mixed=options.mixed,
+        repeats={name: split_methods(labels) for name, labels in _pairs("--repeats", options.repeats)},
+        tuned=dict(_pairs("--tuned", options.tuned)),
     )
     print(f"{options.out}: {len(results.rows)} rows from {len(options.files)} runs")
 

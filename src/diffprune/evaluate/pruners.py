@@ -1,11 +1,13 @@
 """What is measured: methods and saved pruners as the command line lists them, loaded and laid out over the budgets."""
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diffprune.config import Recipe, RunConfig, is_diffprune, recipe_values
+from diffprune.evaluate.rows import Origins, place_of
 from diffprune.evaluate.runner import EncodedQuestions, Measurement
 from diffprune.evaluate.throttled import Throttle, load_throttled, run_config
 from diffprune.loading import load_base
@@ -15,6 +17,8 @@ from diffprune.model import PrunedVLM
 from diffprune.types import Budget
 
 THROTTLED = "-throttled"  # behind the label of a pruner that is run as in training
+RECIPES: tuple[Recipe, ...] = ("paper", "bridge", "default")  # the one that sets the most first
+TOP_K = "top-k"  # the choice of an artefact that names none
 ORACLE = "oracle"  # the method that a source of questions makes for its pictures
 
 
@@ -43,13 +47,17 @@ class PrunerFolder:
 
 @dataclass(frozen=True, slots=True)
 class SavedPruner:
-    """A saved pruner, loaded. Of one label there may be several, from trainings with other seeds."""
+    """A saved pruner, loaded. Of one label there may be several, from trainings with other seeds.
+
+    `origin` is what its rows say of where it comes from: `recipe` and `choice`.
+    """
 
     label: str
     keep: int | float | None
     seed: int
     pruner: Pruner
     throttle: Throttle | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_pruners(text: str) -> list[PrunerFolder]:
@@ -96,12 +104,33 @@ def load_pruners(
         seed = run.seed if run is not None else len(taken)
         if seed in taken:
             raise ValueError(f"two pruners are listed as {label!r} with seed {seed}; give them labels: LABEL=FOLDER")
-        saved.append(SavedPruner(label, one.keep, seed, vlm.method))
+        origin = origin_of(vlm, run)
+        saved.append(SavedPruner(label, one.keep, seed, vlm.method, origin=origin))
         if throttled:
             pruner, throttle = load_throttled(Path(one.folder), vlm.method)
-            saved.append(SavedPruner(label + THROTTLED, one.keep, seed, pruner, throttle))
+            saved.append(SavedPruner(label + THROTTLED, one.keep, seed, pruner, throttle, origin))
     first.base.to(device)
     return first.with_method("full"), saved
+
+
+def origin_of(vlm: PrunedVLM, run: RunConfig | None) -> dict[str, str]:
+    """What rows of a saved pruner say of it: the `recipe` that trained it, the `choice` that uses its scores.
+
+    An artefact of before it named its recipe tells it by the options that recipes set.
+    """
+    recipe = vlm.artefact.get("recipe") or (run.recipe if run is not None else "")
+    if not recipe and is_diffprune(vlm.method.name):
+        options = vlm.artefact["method"]["options"]
+        sets = {name: recipe_values(name, vlm.method.name)["method"].items() for name in RECIPES}
+        recipe = next((name for name in RECIPES if sets[name] <= options.items()), "")
+    choice = vlm.artefact.get("choice") or TOP_K
+    return {"recipe": recipe or "default", "choice": choice["name"] if isinstance(choice, Mapping) else choice}
+
+
+def origins_of(planned: Sequence[Measurement], saved: Sequence[SavedPruner]) -> Origins:
+    """Of every measurement of a saved pruner what its rows say of where it comes from."""
+    known = {(one.label, one.seed): one.origin for one in saved}
+    return {place_of(one): known[one.method, one.seed] for one in planned if (one.method, one.seed) in known}
 
 
 def needs_of(names: Sequence[str], saved: Sequence[SavedPruner]) -> frozenset[str]:

@@ -88,6 +88,7 @@ class Trainer:
         )
         self.vlm = PrunedVLM(model, processor, method=method, keep=keep)
         self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
+        self.vlm.artefact = {"recipe": config.recipe}
         if not self.vlm.method.trained:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
         self.vlm.method.start_training()

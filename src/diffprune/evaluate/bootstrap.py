@@ -1,0 +1,113 @@
+"""How sure a retention or a lead is: a bootstrap over seeds and questions together, and Holm's correction.
+
+A resample draws, of every benchmark, as many questions as it has, the same ones for every run and for the full model;
+then of every method as many of its seeds as it has. Retention is linear in a run's answers once the questions are
+drawn, so the two draws are two small matrix products.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+Units = Mapping[str, Sequence[float]]  # per-question values by benchmark; a benchmark's score is their mean
+RESAMPLES = 10_000
+LEVEL = 0.05  # a lead holds where Holm's p is below it and the 95 % interval leaves 0 out
+_AT_ONCE = 500  # resamples; more would only take more memory
+
+
+def resample_questions(
+    runs: Sequence[Units], full: Units, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Float[np.ndarray, "resamples runs"]:
+    """The retention of every run in every resample of the questions, in percent.
+
+    All runs are asked the same resampled questions, so that columns can be subtracted: a question that is hard for
+    both does not widen the interval of their difference. Benchmarks are taken by name: their order does not matter.
+    """
+    names = _paired_benchmarks(runs, full)
+    generator = np.random.default_rng(seed)
+    pruned = {name: np.asarray([units[name] for units in runs], float).T for name in names}
+    whole = {name: np.asarray(full[name], float) for name in names}
+    parts = []
+    for first in range(0, resamples, _AT_ONCE):
+        count = min(_AT_ONCE, resamples - first)
+        total = np.zeros((count, len(runs)))
+        for name in names:
+            times = _times_drawn(generator, count, len(whole[name]))
+            reference = (times @ whole[name])[:, None]
+            # A resample in which the full model has nothing right has no retention: it counts as 1.
+            total += np.divide(times @ pruned[name], reference, out=np.ones_like(total), where=reference > 0)
+        parts.append(100.0 * total / len(names))
+    return np.concatenate(parts)
+
+
+def _paired_benchmarks(runs: Sequence[Units], full: Units) -> list[str]:
+    """The benchmarks that every run answered, by name; an error where one cannot be paired with the full model."""
+    if not runs or not runs[0]:
+        raise ValueError("No benchmark has answers, so nothing can be resampled: give at least one.")
+    for units in runs:
+        if odd := sorted(set(units) ^ set(runs[0])):
+            raise ValueError(
+                f"The runs cannot be compared: {odd[0]!r} was asked of one model alone; answer the same questions."
+            )
+        for name in units:
+            if name not in full or len(units[name]) != len(full[name]) or not len(units[name]):
+                raise ValueError(
+                    f"The answers on {name!r} cannot be paired with the full model's: answer the same questions."
+                )
+    for name in runs[0]:
+        if np.mean(full[name]) <= 0:
+            raise ValueError(f"The full model has no score above 0 on {name!r}: measure it, or leave {name!r} out.")
+    return sorted(runs[0])
+
+
+def resample_seeds(
+    retentions: Float[np.ndarray, "resamples runs"], seeds: Sequence[int], *, seed: int = 0
+) -> Float[np.ndarray, " resamples"]:
+    """The mean over a method's runs in every resample of its seeds.
+
+    One run has no seeds to draw. Methods with the same seeds draw the same ones, so that a lead between two trainings
+    on the same data in the same order is paired by seed too. Deviations from the mean over seeds are widened by
+    sqrt(S / (S - 1)): a bootstrap of S values has a variance too small by that factor, which matters for three seeds.
+
+    Args:
+        retentions: Of `resample_questions`, one column for each run.
+        seeds: Of the runs.
+    """
+    if len(seeds) < 2:
+        return retentions[:, 0]
+    order = np.argsort(seeds, kind="stable")
+    generator = np.random.default_rng([seed, zlib.crc32(repr(sorted(seeds)).encode())])
+    times = _times_drawn(generator, len(retentions), len(seeds))
+    mean = retentions.mean(axis=1, keepdims=True)
+    wider = mean + np.sqrt(len(seeds) / (len(seeds) - 1)) * (retentions[:, order] - mean)
+    return (times * wider).sum(axis=1) / len(seeds)
+
+
+def _times_drawn(generator: np.random.Generator, resamples: int, size: int) -> Float[np.ndarray, "resamples size"]:
+    """How often each of `size` things is in each resample."""
+    drawn = np.arange(resamples)[:, None] * size + generator.integers(0, size, (resamples, size))
+    return np.bincount(drawn.ravel(), minlength=resamples * size).reshape(resamples, size).astype(float)
+
+
+def interval(values: Float[np.ndarray, " resamples"]) -> list[float]:
+    """The 95 % interval."""
+    low, high = np.percentile(values, (2.5, 97.5))
+    return [float(low), float(high)]
+
+
+def two_sided_p(values: Float[np.ndarray, " resamples"]) -> float:
+    """How often a difference resampled is not on its side of 0, twice; never 0, for resamples are finite."""
+    least = min(int((values <= 0).sum()), int((values >= 0).sum()))
+    return min(1.0, 2 * (least + 1) / (len(values) + 1))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p values corrected for their number by Holm's step-down rule, in the order given."""
+    corrected = [0.0] * len(values)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(values)), key=lambda place: values[place])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
+        corrected[place] = largest
+    return corrected
