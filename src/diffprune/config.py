@@ -237,6 +237,8 @@ class RunConfig:
     Args:
         remove_below: Tokens with a weight below this are taken out of the training sequence, all but the K best;
             0 takes none out, as in the paper.
+        deterministic: Train with repeatable operations, where torch has them, so that two runs with one seed on one
+            kind of machine end with the same weights; slower on a GPU.
         recipe: What set values before the file did (`recipe_values`); default: `default_recipe` of the method.
     """
 
@@ -250,6 +252,7 @@ class RunConfig:
     saving: SavingConfig = field(default_factory=SavingConfig)
     remove_below: float = 0.0
     seed: int = 42
+    deterministic: bool = False
     recipe: Recipe = "default"
 
     def __post_init__(self) -> None:

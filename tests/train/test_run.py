@@ -44,7 +44,7 @@ def test_a_run_leaves_a_pruner_that_loads_and_has_the_loss_that_was_reported(dis
     assert list((tmp_path / "tensorboard").iterdir())
 
     vlm = PrunedVLM.from_pretrained(tmp_path)
-    assert vlm.budget.keep == 4
+    assert vlm.budget.keep == 4 and vlm.artefact["recipe"] == "bridge"
     config = make_config(runs.values(disk / "model", disk / "data"))
     feed = open_feed(config.data, config.seed)
     batch, tokens = feed.encode(vlm, feed.validation())

@@ -23,6 +23,7 @@ from diffprune.config import RunConfig
 from diffprune.train.checkpointing import remove_unfinished
 from diffprune.train.folder import claimed
 from diffprune.train.frozen import recomputing
+from diffprune.train.repeatable import repeatable
 from diffprune.train.trainer import Part, Trainer
 from diffprune.train.watch import Watch, peak_memory_gb
 
@@ -58,6 +59,12 @@ def train_pruner(config: RunConfig, folder: Path, *, resume: bool = False, quiet
         resume: Go on from the folder's last checkpoint, or start where there is none.
         quiet: Show nothing on stderr.
     """
+    with repeatable(config.deterministic):
+        return _claim_and_train(config, folder, resume=resume, quiet=quiet)
+
+
+def _claim_and_train(config: RunConfig, folder: Path, *, resume: bool, quiet: bool) -> dict[str, Any]:
+    """The run, once its folder is its own."""
     precision = "bf16" if config.optim.precision == "bfloat16" else "no"
     accelerator = Accelerator(mixed_precision=precision)
     is_main = accelerator.is_main_process
