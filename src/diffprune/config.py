@@ -171,6 +171,8 @@ class DataConfig:
         share: How much of the data is used, drawn once without replacement by `seed`.
         seed: Of that draw alone, so that runs with other seeds see the same subset.
         validation: Samples held out for the validation loss.
+        max_broken: Share of the rows read that may be unusable (a damaged picture, no caption); beyond it a run stops.
+        max_words: Words of the longest text, question and answers together; a longer row counts as broken.
         buffer: Rows of a stream (parquet, hub) that are held in memory to shuffle it.
         sizes: Of pictures that a source draws: "fixed" (192 x 192), "384" or "varying"; default: what the model's
             folder says (`scenes.json`), else fixed.
@@ -185,12 +187,16 @@ class DataConfig:
     share: float = 1.0
     seed: int = 42
     validation: int = 256
+    max_broken: float = 0.01
+    max_words: int = 4096
     buffer: int = 1024
     sizes: Literal["fixed", "384", "varying"] | None = None
 
     def __post_init__(self) -> None:
         _require(0 < self.share <= 1, "share", self.share, "above 0 and at most 1")
         _require(self.validation >= 0, "validation", self.validation, "0 or more")
+        _require(0 <= self.max_broken <= 1, "max_broken", self.max_broken, "from 0 to 1")
+        _require(self.max_words >= 1, "max_words", self.max_words, "1 or more")
         _require(self.buffer >= 1, "buffer", self.buffer, "1 or more")
 
 

@@ -1,5 +1,6 @@
 """Whatever a user hands over as a picture becomes RGB bytes, or one sentence that names what is wrong."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers.image_utils import load_image
 
 from diffprune.backbones import processors
 from diffprune.backbones.processors import open_image, pixel_seed, resize
@@ -67,9 +69,75 @@ def test_a_missing_file_a_wrong_type_and_a_wrong_array_are_named(tmp_path: Path)
 
 
 def test_a_gigantic_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processors, "MAX_PIXELS", 100)
+    monkeypatch.setattr(processors.limits, "max_pixels", 100)
     with pytest.raises(ValueError, match="20 x 6 pixels"):
         open_image(Image.new("RGB", (20, 6)))
+
+
+def test_a_line_that_a_processor_would_make_a_gigapixel_of_is_refused() -> None:
+    open_image(Image.new("RGB", (1, 200)))
+    with pytest.raises(ValueError, match="1 x 10000 pixels, one side more than 200 times the other"):
+        open_image(Image.new("RGB", (1, 10_000)))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_exif_orientation_says(tmp_path: Path, orientation: int) -> None:
+    stored = tiny.picture(1, (16, 8))
+    exif = stored.getexif()
+    exif[0x0112] = orientation
+    path = tmp_path / "phone.png"
+    stored.save(path, exif=exif)
+    expected = np.asarray(load_image(str(path)))  # transformers' own way
+    with Image.open(path) as opened:
+        for source in (path, path.read_bytes(), opened):
+            assert np.array_equal(np.asarray(open_image(source)), expected)
+    assert (expected.shape != np.asarray(stored).shape) == (orientation > 4)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # Pillow's own
+def test_damaged_exif_leaves_the_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    tiny.picture(1, (16, 8)).save(path, exif=b"Exif\0\0II*\0" + b"\xff" * 40)
+    assert open_image(path).size == (16, 8)
+
+
+def test_integers_of_32_bits_are_refused_and_not_turned_black(tmp_path: Path) -> None:
+    path = tmp_path / "deep.tiff"
+    Image.fromarray(np.full((4, 4), 200, dtype=np.int32)).save(path)
+    with pytest.raises(ValueError, match="32-bit integers has no fixed range"):
+        open_image(path)
+
+
+def test_formats_are_told_by_content_and_no_program_is_started(tmp_path: Path) -> None:
+    path = tmp_path / "page.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+    with pytest.raises(ValueError, match=r"no image that can be read .*; known are JPEG, PNG"):
+        open_image(path)
+
+
+@pytest.mark.parametrize("ending", ["tiff", "gif", "avif", "webp", "jp2", "bmp", "ppm", "jpg"])
+def test_a_file_damaged_anywhere_is_one_sentence_or_a_picture(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a.{ending}"
+    try:
+        tiny.picture(0, (24, 16)).save(path)
+    except (KeyError, OSError, ValueError):
+        pytest.skip(f"this Pillow writes no {ending}")
+    whole = path.read_bytes()
+    draw = random.Random(7)
+    for _ in range(60):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 8)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        try:
+            picture = open_image(bytes(content[: draw.randrange(1, len(content) + 1)]))
+        except ValueError:
+            continue
+        assert picture.mode == "RGB"
+
+
+def test_a_name_too_long_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"cannot be opened .File name too long"):
+        open_image("x" * 5000 + ".png")
 
 
 def test_the_number_of_a_picture_depends_on_its_pixels_and_its_shape() -> None:

@@ -194,22 +194,41 @@ def damage(folder: Path, *numbers: int) -> Path:
     return folder
 
 
-def test_broken_rows_are_skipped_counted_and_listed(
-    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folder_module, "MAX_BROKEN", 0.5)
+def test_broken_rows_are_skipped_counted_and_listed(disk: Path, tmp_path: Path) -> None:
     data = damage(tmp_path / "data", 3, 5, 7)
     out = tmp_path / "out"
-    summary = train(disk, out, data={"name": str(data)}, optim={"batch_size": 1, "accumulate": 4, "steps": 10})
+    summary = train(
+        disk, out, data={"name": str(data), "max_broken": 0.5}, optim={"batch_size": 1, "accumulate": 4, "steps": 10}
+    )
     listed = [json.loads(line) for line in (out / "broken.jsonl").read_text().splitlines()]
     assert summary["broken"] == len(listed) and {entry["row"] for entry in listed} == {3, 5, 7}
     assert "is empty" in listed[0]["reason"] and len(runs.losses(out)) == 10
 
 
+def test_texts_that_make_no_prompt_of_this_model_are_broken_rows(disk: Path, tmp_path: Path) -> None:
+    data = runs.save_pictures(tmp_path / "data")
+    listing = next(data.glob("*.jsonl"))
+    rows = [json.loads(line) for line in listing.read_text().splitlines()]
+    rows[2]["caption"], rows[4]["caption"] = "a <image> of nothing", "word " * 30_000
+    rows[6]["caption"] = "half a pair \ud800"
+    listing.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out"
+    train(disk, out, data={"name": str(data), "max_broken": 0.5}, optim={"batch_size": 4, "steps": 10})
+    reasons = {
+        entry["row"]: entry["reason"] for entry in map(json.loads, (out / "broken.jsonl").read_text().splitlines())
+    }
+    assert (
+        "stands for a picture" in reasons[2]
+        and "words, more than data.max_words" in reasons[4]
+        and "surrogate" in reasons[6]
+    )
+
+
 def test_more_than_one_broken_row_in_a_hundred_stops_the_run(disk: Path, tmp_path: Path) -> None:
     data = damage(tmp_path / "data", *range(3, 9))
     with pytest.raises(
-        ValueError, match=r"cannot be used, more than 1 % of the 24 this run reads; the first is row \d"
+        ValueError,
+        match=r"cannot be used, more than 1 % of the 24 this run reads .data.max_broken.; the first is row \d",
     ):
         train(disk, tmp_path / "out", data={"name": str(data)})
     assert (tmp_path / "out" / "broken.jsonl").is_file()

@@ -6,8 +6,10 @@ the CPU, ten milliseconds each; where nothing is to be resized, a family makes i
 """
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,28 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
-MAX_PIXELS = 200_000_000
+# What is read, told by content. None of these runs a program, as Pillow does for EPS.
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
+
+
+@dataclass(slots=True)
+class Limits:
+    """What a picture may have before anything is made of it; set `limits` or the variables of the environment.
+
+    Args:
+        max_pixels: Width times height (DIFFPRUNE_MAX_PIXELS).
+        max_aspect: The longer side by the shorter one (DIFFPRUNE_MAX_ASPECT). A processor that brings the shorter
+            side to 336 pixels makes a gigapixel of a line of 1 x 10,000.
+    """
+
+    max_pixels: int = int(os.environ.get("DIFFPRUNE_MAX_PIXELS", 200_000_000))
+    max_aspect: int = int(os.environ.get("DIFFPRUNE_MAX_ASPECT", 200))
+
+
+limits = Limits()
 Picture = UInt8[Tensor, "3 _ _"]
 
 _BITS = 22  # of a weight behind the point: a weight times a byte, summed over sources, fits into int32
@@ -26,13 +46,15 @@ _HALF = 1 << (_BITS - 1)  # so that the shift rounds to the nearest
 
 
 def open_image(source: Any) -> Image.Image:
-    """An RGB picture from a path, a PIL image or an array [height, width, 3] of bytes.
+    """An RGB picture from a path, a file's bytes, a PIL image or an array [height, width, 3] of bytes.
 
-    Grey, palette, transparent and CMYK pictures are converted; 16-bit ones are scaled to 8 bits (a plain conversion
-    would clip them to white).
+    It is turned as its EXIF orientation says. Grey, palette, transparent and CMYK pictures are converted; 16-bit ones
+    are scaled to 8 bits (a plain conversion would clip them to white).
     """
     if isinstance(source, str | os.PathLike):
         return _read(Path(source))
+    if isinstance(source, bytes):
+        return _opened(io.BytesIO(source), f"a file of {len(source)} bytes")
     if isinstance(source, Image.Image):
         return _checked(source)
     if isinstance(source, np.ndarray):
@@ -41,7 +63,9 @@ def open_image(source: Any) -> Image.Image:
                 f"an image array of shape {source.shape} and type {source.dtype}; give bytes [height, width, 3]"
             )
         return _checked(Image.fromarray(source))
-    raise ValueError(f"{type(source).__name__} is no image; give a path, a PIL image or an array of bytes")
+    raise ValueError(
+        f"{type(source).__name__} is no image; give a path, a file's bytes, a PIL image or an array of bytes"
+    )
 
 
 def open_by_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[Image.Image]]:
@@ -66,41 +90,61 @@ def open_by_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[
 
 
 def _read(path: Path) -> Image.Image:
-    if not path.is_file():
-        raise ValueError(f"there is no image file {path}")
-    if path.stat().st_size == 0:
-        raise ValueError(f"the image file {path} is empty")
-    with path.open("rb") as file:
-        try:
-            image = Image.open(file)
-        except Image.DecompressionBombError as error:
-            raise ValueError(f"the image {path} is too large to open ({error}); scale it down first") from error
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise ValueError(f"{path} is no image that can be read ({error})") from error
-        return _checked(image)
+    try:
+        if not path.is_file():
+            raise ValueError(f"there is no image file {path}")
+        if path.stat().st_size == 0:
+            raise ValueError(f"the image file {path} is empty")
+        with path.open("rb") as file:
+            return _opened(file, str(path))
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise ValueError(f"the image file {str(path)[:200]} cannot be opened ({error.strerror})") from error
+
+
+def _opened(file: io.BufferedIOBase, name: str) -> Image.Image:
+    """The picture in an open file, whose kind is told by its content and is one of `FORMATS`."""
+    try:
+        image = Image.open(file, formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"the image {name} is too large to open ({error}); scale it down first") from error
+    except Exception as error:  # damaged headers make Pillow's readers raise anything
+        raise ValueError(f"{name} is no image that can be read ({error}); known are {', '.join(FORMATS)}") from error
+    return _checked(image)
 
 
 def _checked(image: Image.Image) -> Image.Image:
-    if min(image.size) < 1:
+    width, height = image.size
+    if min(width, height) < 1:
+        raise ValueError(f"the image is empty ({width} x {height} pixels); give one with at least one pixel")
+    if width * height > limits.max_pixels:
+        raise ValueError(f"the image has {width} x {height} pixels; scale it below {limits.max_pixels:,} first")
+    if max(width, height) > limits.max_aspect * min(width, height):
         raise ValueError(
-            f"the image is empty ({image.width} x {image.height} pixels); give one with at least one pixel"
+            f"the image has {width} x {height} pixels, one side more than {limits.max_aspect} times the other; cut it"
         )
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"the image has {image.width} x {image.height} pixels; scale it below {MAX_PIXELS:,} first")
-    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
-    if frames > 1:
-        raise ValueError(f"the image is animated ({frames} frames); choose one with image.seek(i), image.copy()")
     try:
-        return _to_rgb(image)
-    except (OSError, SyntaxError, ValueError) as error:
+        frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
+        if frames == 1:
+            return _to_rgb(_upright(image))
+    except Exception as error:  # damaged pixels make Pillow's readers raise anything
         raise ValueError(f"the image cannot be decoded ({error}); it may be cut short, save it anew") from error
+    raise ValueError(f"the image is animated ({frames} frames); choose one with image.seek(i), image.copy()")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The picture turned as its EXIF orientation says, which is how a phone stores what it holds upright."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged metadata make Pillow raise anything, and the pixels may still be whole
+        return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("I", "I;16", "I;16B", "I;16L"):
+    if image.mode in ("I;16", "I;16B", "I;16L") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("a picture of floats has no fixed range; convert it to bytes first")
+    if image.mode in ("F", "I"):
+        kind = "floats" if image.mode == "F" else "32-bit integers"
+        raise ValueError(f"a picture of {kind} has no fixed range; convert it to bytes first")
     return image.convert("RGB")
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.atomic import write_text
-from diffprune.config import RunConfig, differences, load_config, to_yaml
+from diffprune.config import DataConfig, RunConfig, differences, load_config, to_yaml
 from diffprune.saving import CONFIG_FILE
 from diffprune.train.checkpointing import RUN_FILE, list_checkpoints, writing
 from diffprune.train.feed import Broken
 from diffprune.train.loop import Progress
 
 BROKEN_FILE, LOCK_FILE = "broken.jsonl", ".lock"
-MAX_BROKEN = 0.01  # share of the rows a run reads
 
 
 @dataclass(slots=True)
@@ -108,11 +107,12 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
     return False
 
 
-def note_broken(folder: Path, state: RunState, rows: Sequence[Broken], *, name: str, read: int, write: bool) -> None:
-    """Note rows that cannot be used; more than one in a hundred of what the run reads stops it.
+def note_broken(
+    folder: Path, state: RunState, rows: Sequence[Broken], *, data: DataConfig, read: int, write: bool
+) -> None:
+    """Note rows that cannot be used; more than `data.max_broken` of what the run reads stops it.
 
     Args:
-        name: Of the data, for the message.
         read: Rows that the run reads.
         write: Whether this process writes the list.
     """
@@ -120,10 +120,10 @@ def note_broken(folder: Path, state: RunState, rows: Sequence[Broken], *, name: 
     state.broken += [{"row": row.id, "reason": row.reason} for row in rows if row.id not in known]
     if write:
         write_broken(folder, state.broken)
-    if len(state.broken) > MAX_BROKEN * read:
+    if len(state.broken) > data.max_broken * read:
         raise ValueError(
-            f"{len(state.broken)} rows of {name} cannot be used, more than 1 % of the {read} this run reads; "
-            f"{first_broken(folder, state)}"
+            f"{len(state.broken)} rows of {data.name} cannot be used, more than {100 * data.max_broken:g} % of the "
+            f"{read} this run reads (data.max_broken); {first_broken(folder, state)}"
         )
 
 

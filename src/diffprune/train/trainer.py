@@ -162,7 +162,7 @@ class Trainer:
                 self.vlm.method.calibrate(tokens for _, _, tokens in self._first(CALIBRATION))  # type: ignore[operator]
             if self.config.tau.start == "auto":
                 self.state.tau_start = self._find_start()
-        rows = self.feed.validation()
+        rows = [self._usable(row) for row in self.feed.validation()]
         whole = [row for row in rows if isinstance(row, Sample)]
         self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
         self.held_out = whole
@@ -175,7 +175,7 @@ class Trainer:
         for start in range(0, count, size):
             positions = range(start, min(start + size, count))
             rows = self.feed.read(positions, positions).values()
-            samples = [row for row in rows if isinstance(row, Sample)]
+            samples = [row for row in map(self._usable, rows) if isinstance(row, Sample)]
             if samples:
                 yield samples, *self.feed.encode(self.vlm, samples)
 
@@ -259,6 +259,7 @@ class Trainer:
         return [self._part([found[position] for position in part]) for part in parts]
 
     def _part(self, rows: Sequence[Sample | Broken]) -> Part:
+        rows = [self._usable(row) for row in rows]
         samples = [row for row in rows if isinstance(row, Sample)]
         return Part(
             samples=samples,
@@ -266,6 +267,20 @@ class Trainer:
             batch=self.feed.prepare(self.vlm, samples) if samples else None,
             num_targets=sum(self.count_targets(sample) for sample in samples),
         )
+
+    def _usable(self, row: Sample | Broken) -> Sample | Broken:
+        """The row, or what keeps it from becoming a prompt of this model."""
+        if isinstance(row, Broken):
+            return row
+        texts = [row.question, *row.answers, *(question for question, _ in row.later)]
+        if any(self.vlm.backbone.image_token in text for text in texts):
+            return Broken(row.id, f"a text holds {self.vlm.backbone.image_token}, which stands for a picture")
+        words = sum(len(text.split()) for text in texts)
+        if words > self.config.data.max_words:
+            return Broken(
+                row.id, f"its texts have {words:,} words, more than data.max_words={self.config.data.max_words}"
+            )
+        return row
 
     def take_step(self, parts: list[Part], *, stop: bool) -> tuple[dict[str, float], bool]:
         """One optimiser step; its record, and whether any process was asked to stop."""
@@ -319,7 +334,7 @@ class Trainer:
             per_epoch, data = self.feed.per_epoch, self.config.data
             read = self.steps * self.size if per_epoch is None else min(self.steps * self.size, per_epoch)
             read, is_main = read + data.validation, self.accelerator.is_main_process
-            note_broken(self.folder, self.state, rows, name=data.name, read=read, write=is_main)
+            note_broken(self.folder, self.state, rows, data=data, read=read, write=is_main)
 
     def validate(self) -> dict[str, Any]:
         """Both losses of the held-out samples at the final temperature, with the same noise each time.

@@ -256,3 +256,19 @@ def test_data_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> 
         with pytest.raises(ValueError) as error:
             open_feed(DataConfig(**options), 42)
         assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_shard_cut_between_two_members_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    with tarfile.open(path, "w") as shard:
+        for name in ("a", "b"):
+            for ending, content in (("png", png(0)), ("txt", b"a picture")):
+                member = tarfile.TarInfo(f"{name}.{ending}")
+                member.size = len(content)
+                shard.addfile(member, io.BytesIO(content))
+    with tarfile.open(path) as shard:
+        cut = shard.getmember("b.png").offset
+    assert len(open_feed(DataConfig(name=str(path), validation=0), seed=0).read(range(2), range(2))) == 2
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match="is cut short after 1 samples; copy it again"):
+        open_feed(DataConfig(name=str(path), validation=0), seed=0)

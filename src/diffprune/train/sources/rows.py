@@ -1,11 +1,10 @@
 """Rows of columns as samples; one that cannot be used is named, not fatal."""
 
-import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from diffprune.backbones.processors import open_image
 from diffprune.config import DataConfig
@@ -23,7 +22,7 @@ def read_row(number: int, row: Row | ValueError, config: DataConfig, root: Path)
         return Sample(
             id=number,
             picture=read_picture(row.get(config.image), config, root),
-            question=str(row.get(QUESTION) or config.prompt),
+            question=_text(str(row.get(QUESTION) or config.prompt), "question"),
             answer=_caption(row.get(config.caption), config),
         )
     except ValueError as error:
@@ -33,7 +32,16 @@ def read_row(number: int, row: Row | ValueError, config: DataConfig, root: Path)
 def _caption(value: object, config: DataConfig) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"the caption is {value!r}: column {config.caption!r} must hold a text")
-    return value.strip()
+    return _text(value, "caption").strip()
+
+
+def _text(value: str, what: str) -> str:
+    """The text itself, where all of it is characters: JSON can hold half of a surrogate pair, a tokenizer cannot."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {what} holds half a surrogate pair at {error.start}, which is no character") from None
+    return value
 
 
 def read_picture(value: Any, config: DataConfig, root: Path) -> Image.Image:
@@ -42,12 +50,7 @@ def read_picture(value: Any, config: DataConfig, root: Path) -> Image.Image:
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str) and value:
         return open_image(root / value)
-    if isinstance(value, bytes):
-        try:
-            return open_image(Image.open(io.BytesIO(value)))
-        except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ValueError(f"the picture's {len(value)} bytes cannot be read ({error})") from error
-    if isinstance(value, Image.Image):
+    if isinstance(value, bytes | Image.Image):
         return open_image(value)
     raise ValueError(f"there is no picture: column {config.image!r} holds {value!r}")
 

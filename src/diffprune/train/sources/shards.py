@@ -57,6 +57,11 @@ def _index_shard(path: Path) -> dict[str, dict[str, tuple[Path, int, int]]]:
                     stem, dot, ending = name.partition(".")
                     place = (path, member.offset_data, member.size)
                     samples.setdefault(f"{folder}/{stem}", {})[(dot + ending).lower()] = place
+            end = shard.offset
+        with path.open("rb") as file:  # a tar ends with blocks of zeros; one cut between two members has none
+            file.seek(end)
+            if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+                raise ValueError(f"the shard {path} is cut short after {len(samples)} samples; copy it again")
     except tarfile.TarError as error:
         raise ValueError(f"the shard {path} is damaged or compressed ({error}); give whole, plain tar files") from error
     return samples
