@@ -1,4 +1,4 @@
-"""Several questions about one picture in one conversation, laid out by the model's own chat template.
+"""Several questions about one picture in one conversation; the picture is encoded once and the cache is kept.
 
     python examples/5_chat.py
     python examples/5_chat.py llava-hf/llava-1.5-7b-hf
@@ -18,16 +18,12 @@ QUESTIONS = ("Which word does the sign show?", "What color is the house?", "How 
 
 def main(model: str | None = None) -> None:
     vlm = dp.load("scenes-llava-diffprune", keep=32) if model is None else dp.load(model, method="divprune", keep=64)
-    messages = []
-    for question in QUESTIONS:
-        content = [{"type": "text", "text": question}]
-        if not messages:
-            content.insert(0, {"type": "image"})
-        messages.append({"role": "user", "content": content})
-        prompt = vlm.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        answer = vlm.generate(images=[PICTURE], text=prompt, max_new_tokens=8)
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
-        print(f"{question}  {answer}")
+    talk = vlm.chat(max_new_tokens=8)
+    for number, question in enumerate(QUESTIONS):
+        print(question, end="  ")
+        for piece in talk.stream(question, images=[] if number else [PICTURE]):
+            print(piece, end="", flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,21 @@ CORE = {
 # What each part, or one module of it, may import of its own package besides its own part; the lowest come first.
 _BASE = {"types", "rng", "atomic", "extras", "doors", "registry", "results", "schedules"}
 _METHOD = _BASE | {"ops", "nn", "inside", "methods", "backbones"}
-_MODEL = _METHOD | {"tiles", "losses", "restriction", "decoding", "fitting", "saving", "loading", "pretrained", "fast"}
+_MODEL = _METHOD | {
+    "tiles",
+    "losses",
+    "restriction",
+    "decoding",
+    "fitting",
+    "arguments",
+    "memory",
+    "streaming",
+    "chat",
+    "saving",
+    "loading",
+    "pretrained",
+    "fast",
+}
 _USER = _MODEL | {"model", "api", "config", "shapes"}  # whoever uses a ready model
 LIBRARY: dict[str, set[str]] = {
     "types": set(),
@@ -49,7 +63,11 @@ LIBRARY: dict[str, set[str]] = {
     "tiles": {"backbones", "methods", "nn", "ops", "types"},
     "losses": {"methods", "types"},
     "restriction": {"methods", "ops", "tiles", "types"},
-    "decoding": {"backbones", "inside", "losses", "methods", "ops", "types"},
+    "memory": {"backbones", "types"},
+    "streaming": set(),
+    "arguments": {"backbones"},
+    "chat": {"backbones", "memory", "streaming"},
+    "decoding": {"memory", "backbones", "inside", "losses", "methods", "ops", "types"},
     "saving": {"atomic", "results"},
     "fitting": {"backbones", "methods", "registry", "saving", "tiles"},
     "loading": {"doors", "fitting", "methods", "registry", "saving", "types"},

@@ -13,6 +13,7 @@ from diffprune.backbones.splice import real_columns_first
 from diffprune.inside.generate import generate
 from diffprune.inside.loop import dropped_states, masked_states
 from diffprune.losses import AnswerStates, add, cross_entropy, distance_from_full
+from diffprune.memory import Memory
 from diffprune.methods.base import Kept, LayerPruner, Pruner, Restricted, TrainableLayerPruner
 from diffprune.ops.noise import Generators
 from diffprune.types import LMInputs
@@ -25,11 +26,14 @@ class Decoder(ABC):
         self.backbone = backbone
 
     @abstractmethod
-    def generate(self, lm: LMInputs, k: Int[Tensor, " B"] | None, **kwargs: Any) -> Int[Tensor, "R T"]:
-        """New tokens, as many rows as there are answers.
+    def generate(
+        self, lm: LMInputs, k: Int[Tensor, " B"] | None, *, memory: Memory | None = None, **kwargs: Any
+    ) -> Any:
+        """New tokens, as many rows as there are answers; an output object that holds them where one is asked for.
 
         Args:
             k: Visual tokens each prompt is to keep; None where there is no picture.
+            memory: Of the conversation whose next turn this is.
             kwargs: As the model's own `generate` takes them.
         """
 
@@ -72,8 +76,10 @@ class Decoder(ABC):
 class StockDecoder(Decoder):
     """The model's own forward and `generate`; with soft masks in training, its layers one by one."""
 
-    def generate(self, lm: LMInputs, k: Int[Tensor, " B"] | None, **kwargs: Any) -> Int[Tensor, "R T"]:
-        return self.backbone.generate(lm, **kwargs)
+    def generate(
+        self, lm: LMInputs, k: Int[Tensor, " B"] | None, *, memory: Memory | None = None, **kwargs: Any
+    ) -> Any:
+        return self.backbone.generate(lm, **kwargs) if memory is None else memory.generate(self.backbone, lm, **kwargs)
 
     def states(
         self,
@@ -99,9 +105,13 @@ class LayerDecoder(Decoder):
         self.method = method
         self.stock = StockDecoder(backbone)
 
-    def generate(self, lm: LMInputs, k: Int[Tensor, " B"] | None, **kwargs: Any) -> Int[Tensor, "R T"]:
+    def generate(
+        self, lm: LMInputs, k: Int[Tensor, " B"] | None, *, memory: Memory | None = None, **kwargs: Any
+    ) -> Any:
         if k is None:
-            return self.stock.generate(lm, k, **kwargs)
+            return self.stock.generate(lm, k, memory=memory, **kwargs)
+        if memory is not None:
+            memory.forget_cache()  # the method looks at the question, so each turn is cut anew
         return generate(self.backbone, lm, self.method, k, **kwargs)
 
     def states(

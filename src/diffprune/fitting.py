@@ -15,7 +15,6 @@ from diffprune.saving import vision_state
 from diffprune.tiles import BUDGETS
 
 POSITIONS = ("original", "packed")
-MADE_HERE = ("input_ids", "inputs_embeds", "pixel_values", "position_ids", "attention_mask")
 
 
 def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
@@ -80,13 +79,3 @@ def refuse_offloaded(backbone: Backbone, device: torch.device) -> None:
             "device_map has offloaded the model's embeddings, vision tower or projector, and tokens are scored beside "
             "them; give these a device (or load a smaller dtype): only decoder layers may be offloaded"
         )
-
-
-def check_arguments(model: Any, kwargs: Mapping[str, Any]) -> None:
-    """An error where an argument of `generate` would silently change answers, or is made by the pruned path."""
-    chunk = kwargs.get("prefill_chunk_size", getattr(model.generation_config, "prefill_chunk_size", None))
-    if chunk:
-        raise ValueError(f"prefill_chunk_size={chunk} gives other tokens with embeddings as input; leave it out")
-    for key in MADE_HERE:
-        if key in kwargs:
-            raise ValueError(f"{key} is made by the pruned path; give images and text instead")

@@ -14,21 +14,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from diffprune.arguments import read_request
 from diffprune.backbones.prompts import Batch, Exchange
+from diffprune.chat import Talking
 from diffprune.decoding import Decoder, make_decoder
-from diffprune.fitting import build_for, check_arguments, check_fit, check_rules, refuse_offloaded, wrap_backbone
+from diffprune.fitting import build_for, check_fit, check_rules, refuse_offloaded, wrap_backbone
 from diffprune.losses import share_of
+from diffprune.memory import Memory
 from diffprune.methods.base import Kept, Pruner, Restricted
 from diffprune.ops.noise import Generators
 from diffprune.pretrained import SavedPruner
 from diffprune.restriction import restrict, with_soft_mask
 from diffprune.tiles import PerTile
-from diffprune.types import Budget, LMInputs, Selection, VisualTokens
+from diffprune.types import Budget, Keep, LMInputs, Selection, VisualTokens, counts_of_each
 
 logger = logging.getLogger("diffprune")
 
 
-class PrunedVLM(SavedPruner, nn.Module):
+class PrunedVLM(SavedPruner, Talking, nn.Module):
     """Any loaded Hugging Face VLM with any pruning method around it.
 
     Args:
@@ -176,9 +179,11 @@ class PrunedVLM(SavedPruner, nn.Module):
         images: Any = None,
         text: str | Sequence[str] = "",
         *,
-        keep: int | float | None = None,
+        messages: Any = None,
+        keep: Keep | None = None,
         chat: bool = True,
         return_ids: bool = False,
+        memory: Memory | None = None,
         **kwargs: Any,
     ) -> Any:
         """Answers with K visual tokens per image: a string for one prompt, a list for several.
@@ -186,31 +191,28 @@ class PrunedVLM(SavedPruner, nn.Module):
         Args:
             images: For one prompt its images; for several prompts one entry each (an image, a list, or None).
             text: A question (it is put into the chat template) or a prompt with its placeholders.
-            keep: The budget of this call.
+            messages: A conversation in the OpenAI or transformers form instead, or a list of them.
+            keep: The budget of this call; a list is one for each picture, in their order.
             chat: Put questions into the model's chat template.
             return_ids: Give the new token ids [B, T] instead of text.
-            kwargs: Go to the model's own `generate`: max_new_tokens, do_sample, num_beams, cache_implementation, ...
+            memory: Of the conversation, where this is one of its turns; see `chat`.
+            kwargs: Go to the model's own `generate`: max_new_tokens, do_sample, streamer, ... What the processor gave
+                for a prompt is taken too (`**inputs`); then ids come back as from transformers, the prompt in front.
         """
-        check_arguments(self.base, kwargs)
-        if kwargs.get("num_return_sequences", 1) != 1 and not return_ids:
-            raise ValueError("num_return_sequences gives a prompt several answers; take them with return_ids=True")
-        batch = self.backbone.prepare(images, text, chat=chat)
-        ids = None if self.fast is None else self.fast.answer(batch, keep=keep, **kwargs)
-        if ids is None:
-            tokens = self.encode(batch)  # [B, N, D]
+        asked = read_request(self.backbone, images, text, messages, kwargs, chat=chat, return_ids=return_ids)
+        batch, out = asked.batch, None
+        if self.fast is not None and memory is None and not isinstance(keep, Sequence):
+            out = self.fast.answer(batch, keep=keep, **asked.kwargs)
+        if out is None:
+            tokens = self.encode(batch) if memory is None else memory.encode(self, batch)  # [B, N, D]
             k = self.counts(tokens, keep)  # [B]
             kept = None if tokens is None else self.rule.deploy(tokens, k)  # H_K: x [B, K, D], index [B, K]
             lm = self.splice(batch, tokens, kept)  # [B, T, L]
-            ids = self.decoder.generate(lm, self.prompt_counts(batch, k), **kwargs)
-        if return_ids:
-            return ids
-        answers = [answer.strip() for answer in self.backbone.tokenizer.batch_decode(ids, skip_special_tokens=True)]
-        return answers[0] if isinstance(text, str) else answers
+            out = self.decoder.generate(lm, self.prompt_counts(batch, k), memory=memory, **asked.kwargs)
+        return asked.answers(self.backbone, out)
 
     @torch.inference_mode()
-    def select(
-        self, images: Any, text: str | Sequence[str] | None = None, *, keep: int | float | None = None
-    ) -> Selection:
+    def select(self, images: Any, text: str | Sequence[str] | None = None, *, keep: Keep | None = None) -> Selection:
         """What the method keeps of each image, with its scores, its grid and where each token looks."""
         if not isinstance(images, list | tuple) or not images:
             raise ValueError(f"select() was given {type(images).__name__} without an image; give a list of images")
@@ -268,12 +270,14 @@ class PrunedVLM(SavedPruner, nn.Module):
         """The budget of a call, which the method may round in its own way; the model's own where none is given."""
         return self.budget if keep is None else Budget(keep, self.method.rounding)
 
-    def counts(self, tokens: VisualTokens | None, keep: int | float | Tensor | None = None) -> Any:
+    def counts(self, tokens: VisualTokens | None, keep: Keep | Tensor | None = None) -> Any:
         """Tokens to keep of each image [B], from the budget of a call; None where there is no image."""
         if tokens is None:
             return None
         if isinstance(keep, Tensor):
             return keep
+        if isinstance(keep, Sequence):
+            return counts_of_each(keep, tokens.mask, self.method.rounding)
         budget = self.budget_of(keep)
         if isinstance(budget.keep, int) and budget.keep > int(tokens.counts.min()):
             self._say_once(f"keep={budget.keep} is more than an image has ({int(tokens.counts.min())}): all are kept")

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Grid = tuple[int, int]
+Keep = int | float | Sequence[int | float]  # a budget, or one for each picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,16 @@ class Budget:
     def counts(self, mask: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
         """Tokens to keep in each row of a padded batch."""
         return torch.tensor([self.count(int(n)) for n in mask.sum(-1).cpu()], dtype=torch.int64, device=mask.device)
+
+
+def counts_of_each(
+    keeps: Sequence[int | float], mask: Bool[Tensor, "B N"], rounding: str = "nearest"
+) -> Int[Tensor, " B"]:
+    """Tokens to keep in each row of a padded batch, each row with a budget of its own."""
+    if len(keeps) != len(mask):
+        raise ValueError(f"keep={list(keeps)} holds {len(keeps)} budgets for {len(mask)} pictures; give one each")
+    counts = [Budget(keep, rounding).count(int(num)) for keep, num in zip(keeps, mask.sum(-1).cpu(), strict=True)]
+    return torch.tensor(counts, dtype=torch.int64, device=mask.device)
 
 
 def parse_budgets(text: str) -> list[int | float]:

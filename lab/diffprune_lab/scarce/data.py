@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from jaxtyping import Bool
 from torch import Tensor
 
+from diffprune.backbones.pictures import MADE_LATER
 from diffprune.backbones.prompts import Batch
 from diffprune.config import DataConfig
-from diffprune.evaluate.pictures import MADE_LATER
 from diffprune.model import PrunedVLM
 from diffprune.rng import Rng, hash_key
 from diffprune.train.feed import Broken, Feed, Sample

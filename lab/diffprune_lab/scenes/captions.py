@@ -8,9 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from diffprune.backbones.base import with_needs
+from diffprune.backbones.pictures import MADE_LATER
 from diffprune.backbones.prompts import Batch
 from diffprune.config import OptimConfig, TauConfig
-from diffprune.evaluate.pictures import MADE_LATER, EncodedPictures, pad_left, prompt_ids
+from diffprune.evaluate.pictures import EncodedPictures, pad_left, prompt_ids
 from diffprune.methods.base import TrainablePruner
 from diffprune.model import PrunedVLM
 from diffprune.rng import Rng

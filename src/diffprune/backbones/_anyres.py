@@ -1,6 +1,6 @@
 """What LLaVA-NeXT and LLaVA-OneVision share: which tiles a picture becomes, and where they look in it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,8 +85,13 @@ def view_boxes(size: tuple[int, int], view: View) -> Float[Tensor, "N 4"]:
     return grid_boxes(x, y)
 
 
+def sizes_of(features: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+    """(width, height) of the original pictures."""
+    return [(int(width), int(height)) for height, width in features["image_sizes"].tolist()]
+
+
 def real_tiles(
-    features: dict[str, Tensor], config: Any, whole: Sequence[bool] | None = None
+    features: Mapping[str, Tensor], config: Any, whole: Sequence[bool] | None = None
 ) -> tuple[Float[Tensor, "tiles C H W"], list[int]]:
     """The tiles of all pictures in one row, less those that only pad the batch, and how many each picture has.
 
@@ -95,7 +100,7 @@ def real_tiles(
         config: The model's.
         whole: True for pictures that were not cut at all.
     """
-    sizes = [(int(width), int(height)) for height, width in features["image_sizes"].tolist()]
+    sizes = sizes_of(features)
     tile = config.vision_config.image_size
     counts = [
         1 if whole is not None and whole[index] else num_tiles_of(size, config.image_grid_pinpoints, tile)

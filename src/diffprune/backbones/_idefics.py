@@ -6,6 +6,7 @@ stay, tiles are pruned: even a tile that keeps nothing leaves its name. All have
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,11 +15,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from diffprune.backbones._clip import layer_attention
-from diffprune.backbones._tiled import stacked_tiles
+from diffprune.backbones._tiled import num_tiles, stacked_tiles, tile_grids
 from diffprune.backbones.base import Backbone, with_needs
+from diffprune.backbones.features import Layout
 from diffprune.backbones.prompts import Batch
 from diffprune.types import Grid, VisualTokens
 
+SIDES = range(1, 16)  # tiles that a name may count each way
 MAX_SIDE = 4096  # of the scaled picture, fixed in the image processor
 
 
@@ -39,6 +42,32 @@ class ShuffledTiles(Backbone):
         kwargs: dict[str, Any] = {"images": pictures} if any(pictures) else {}
         return dict(self.processor(text=prompts, padding=True, padding_side="left", return_tensors="pt", **kwargs))
 
+    def picture_layout(self, features: Mapping[str, Tensor]) -> Layout:
+        """A picture ends with its overview, and the name of the tile before that says how many rows and columns."""
+        per_tile, tile = int(self.processor.image_seq_len), features["pixel_values"].shape[-1]
+        overview = self.tokenizer.convert_tokens_to_ids("<global-img>")
+        names = {self.tokenizer.convert_tokens_to_ids(f"<row_{r}_col_{c}>"): (r, c) for r in SIDES for c in SIDES}
+        grids: list[Grid] = []
+        last = (1, 1)
+        for token in features["input_ids"].flatten().tolist():
+            if token == overview:
+                grids.append(last)
+                last = (1, 1)
+            else:
+                last = names.get(token, last)
+        sizes = [(columns * tile, rows * tile) for rows, columns in grids]
+        return Layout([num_tiles(grid) * per_tile for grid in grids], sizes, grids)
+
+    def pictures_of(self, batch: Batch, images: Sequence[int]) -> Batch:
+        """One row of tiles: those that are real come one after the other over all prompts."""
+        real = batch.features["pixel_attention_mask"].flatten(0, 1).flatten(1).any(-1)
+        counts = [num_tiles(grid) for grid in tile_grids(batch, self.tile_grid)]
+        own: dict[str, Tensor] = {}
+        for key in ("pixel_values", "pixel_attention_mask"):
+            tiles = batch.features[key].flatten(0, 1)[real].split(counts)
+            own[key] = torch.cat([tiles[image] for image in images])[None]
+        return batch.only(images, own)
+
     @torch.no_grad()
     def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:
         tower = self.model.model.vision_model
@@ -52,7 +81,7 @@ class ShuffledTiles(Backbone):
                 extra["cls_attention"] = self.group(attention[..., None]).mean(-1)
             if "keys" in needs:
                 extra["keys"] = self.group(keys).unflatten(-1, (self.config.scale_factor**2, -1)).mean(2)
-        grids = [self.tile_grid(size) for size in batch.sizes]
+        grids = tile_grids(batch, self.tile_grid)
         group = self.config.scale_factor**2
         tokens = stacked_tiles(self.group(out.last_hidden_state), grids, batch, group=group, extra=extra)
         return with_needs(self, batch, tokens, needs)

@@ -19,6 +19,7 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 
 from diffprune.backbones._clip import grid_boxes
 from diffprune.backbones.base import Backbone, with_needs
+from diffprune.backbones.features import Layout
 from diffprune.backbones.processors import Picture, by_size, normalise
 from diffprune.backbones.prompts import Batch
 from diffprune.nn import BlockSpec
@@ -128,6 +129,12 @@ class QwenVL(Backbone):
         )
         return with_needs(self, batch, tokens, needs)
 
+    def pictures_of(self, batch: Batch, images: Sequence[int]) -> Batch:
+        grid = batch.features["image_grid_thw"]
+        patches = batch.features["pixel_values"].split(grid.prod(-1).tolist())
+        own = {"pixel_values": torch.cat([patches[image] for image in images]), "image_grid_thw": grid[list(images)]}
+        return batch.only(images, own)
+
     def run_blocks(
         self, pixels: Tensor, grid: Int[Tensor, "B 3"], wanted: set[int]
     ) -> tuple[dict[int, Float[Tensor, "P W"]], tuple[Tensor, Tensor]]:
@@ -173,6 +180,11 @@ class QwenVL(Backbone):
                     f"such images; write {self.placeholder_prompt(1)} for each"
                 )
         return super().process(pictures, prompts)
+
+    def picture_layout(self, features: Mapping[str, Tensor]) -> Layout:
+        grid, patch = features["image_grid_thw"].tolist(), self.config.vision_config.patch_size
+        placeholders = [time * rows * columns // self.group for time, rows, columns in grid]
+        return Layout(placeholders, [(columns * patch, rows * patch) for _, rows, columns in grid])
 
     def keeps_size(self, size: tuple[int, int]) -> bool:
         processor, (width, height) = self.processor.image_processor, size

@@ -1,6 +1,6 @@
 """What families share that put whole tiles into the prompt one after the other, the overview last."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -49,6 +49,11 @@ def stacked_tiles(
         ),
         **cast(Any, {name: rows(value) for name, value in extra.items()}),
     )
+
+
+def tile_grids(batch: Batch, rule: Callable[[tuple[int, int]], Grid]) -> list[Grid]:
+    """(rows, columns) of each picture's tiles: as they are known, or by the rule for a picture of (width, height)."""
+    return [rule(size) for size in batch.sizes] if batch.tile_grids is None else list(batch.tile_grids)
 
 
 def num_tiles(grid: Grid) -> int:

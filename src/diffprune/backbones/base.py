@@ -5,36 +5,33 @@ nothing and subclasses nothing, so the model stays what it was.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from PIL import Image
 from torch import Tensor, nn
 
-from diffprune.backbones import prompts, splice
+from diffprune.backbones import splice
 from diffprune.backbones._presets import Preset
-from diffprune.backbones.processors import Picture, move_features, open_by_prompt, pixel_seed
-from diffprune.backbones.prompts import IGNORE, Batch, Exchange, behind_prompt
+from diffprune.backbones.asking import Asking
+from diffprune.backbones.processors import Picture
+from diffprune.backbones.prompts import IGNORE, Batch, behind_prompt
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import take_tokens
 from diffprune.types import LMInputs, VisualTokens
 
 
-class Backbone(ABC):
+class Backbone(Asking, ABC):
     """A vision-language model cut open where tokens can be dropped.
 
     A family says how to `encode` and `project`; where its numbering is not plain counting, `positions`.
     """
 
-    family: ClassVar[str]
     presets: ClassVar[dict[str, Preset]] = {}
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})
-    # Per-token features of the processor that are gathered together with the ids, and their value in an answer.
-    sequence_features: ClassVar[Mapping[str, int]] = {}
     # Whether a position is one number: then a release that shortens the prompt numbers it anew.
     plain_positions: ClassVar[bool] = True
     # Per-image features of the processor, one row each, that `positions` reads.
@@ -92,25 +89,6 @@ class Backbone(ABC):
     def block(self) -> BlockSpec:
         """The kind of block scorers are made of: the tower's own."""
         return self.tower_block(self.config)
-
-    @property
-    def config(self) -> Any:
-        return self.model.config
-
-    @property
-    def tokenizer(self) -> Any:
-        return getattr(self.processor, "tokenizer", self.processor)
-
-    @property
-    def image_token_id(self) -> int:
-        return int(self.config.image_token_id)
-
-    @property
-    def image_token(self) -> str:
-        """The placeholder a user writes once per image."""
-        return str(
-            getattr(self.processor, "image_token", None) or self.tokenizer.convert_ids_to_tokens(self.image_token_id)
-        )
 
     @property
     def language_model(self) -> Any:
@@ -171,54 +149,19 @@ class Backbone(ABC):
             mask = mask & ~behind_prompt(batch.labels[list(rows)])
         return self.model.get_input_embeddings()(ids), mask
 
-    # ------------------------------------------------------------------------------------- prompts and pictures
+    def pictures_of(self, batch: Batch, images: Sequence[int]) -> Batch:
+        """The batch with some of its pictures alone, as `encode` takes it; here each has a row of every feature."""
+        index = torch.tensor(images, dtype=torch.int64, device=batch.features["input_ids"].device)
+        own = {key: batch.features[key][index] for key in ("pixel_values", "image_sizes") if key in batch.features}
+        return batch.only(images, own)
 
-    def prepare(
-        self,
-        images: Any,
-        text: str | Sequence[str],
-        *,
-        answers: Sequence[str] | None = None,
-        later: Sequence[Sequence[Exchange]] | None = None,
-        chat: bool = True,
-    ) -> Batch:
-        """Prompts and pictures as the model takes them; with `answers`, for training on them.
+    def encode_some(self, batch: Batch, images: Sequence[int], needs: frozenset[str] = frozenset()) -> VisualTokens:
+        """Features of some of a batch's images, as they are among all of them; `needs` without text."""
+        return self.encode(self.pictures_of(batch, images), needs)
 
-        Args:
-            images: For one prompt its images; for several prompts one entry each: an image, a list of them, or None.
-            text: A question, or a prompt that already holds the image placeholder.
-            answers: One answer per prompt; the loss is on these alone.
-            later: For each prompt the questions and answers that follow its own; the loss is on these answers too.
-            chat: Put questions into the model's chat template.
-        """
-        texts = [text] if isinstance(text, str) else list(text)
-        pictures = open_by_prompt(images, num_prompts=len(texts), single=isinstance(text, str))
-        asked = [self._prompt(question, len(row), chat) for question, row in zip(texts, pictures, strict=True)]
-        features = self.process(pictures, asked)
-        labels = None
-        if answers is not None:
-            if len(answers) != len(texts):
-                raise ValueError(f"{len(answers)} answers for {len(texts)} prompts; give one each")
-            talks = [()] * len(texts) if later is None else later
-            if len(talks) != len(texts):
-                raise ValueError(f"{len(talks)} later conversations for {len(texts)} prompts; give one each")
-            tails = [self._tail(*talk) for talk in zip(texts, answers, talks, strict=True)]
-            features, labels = self._append(features, [ids for ids, _ in tails], [targets for _, targets in tails])
-        device, dtype = self.model.get_input_embeddings().weight.device, self.model.dtype
-        flat = [image for row in pictures for image in row]
-        return Batch(
-            features=move_features(features, device, dtype),
-            row_of_image=tuple(row for row, images_of in enumerate(pictures) for _ in images_of),
-            sizes=tuple(image.size for image in flat),
-            seeds=tuple(pixel_seed(image) for image in flat),
-            labels=None if labels is None else labels.to(device),
-        )
-
-    def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:
-        """The family's own processor on prompts whose placeholders are counted already."""
-        flat = [image for row in pictures for image in row]
-        kwargs: dict[str, Any] = {"images": flat} if flat else {}
-        return dict(self.processor(text=prompts, padding=True, padding_side="left", return_tensors="pt", **kwargs))
+    def picture_mode(self, batch: Batch, image: int) -> int:
+        """A number that is another where the same picture would be encoded otherwise in this batch."""
+        return 0
 
     def keeps_size(self, size: tuple[int, int]) -> bool:
         """Whether the processor leaves a picture of (width, height) as large as it is and `pixel_features` serves."""
@@ -227,61 +170,6 @@ class Backbone(ABC):
     def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
         """What the processor would give for such pictures beside the ids of a prompt, made on their device."""
         raise AssertionError(f"{self.family} keeps the size of no picture")
-
-    def placeholder_prompt(self, num_images: int) -> str:
-        """The shortest text that holds `num_images` placeholders."""
-        return self.image_token * num_images
-
-    def _prompt(self, text: str, num_images: int, chat: bool) -> str:
-        """The text that is given to the processor: a question in the chat template, a prompt as it is."""
-        if chat and self.image_token not in text:
-            if prompts.has_template(self.processor):
-                text = prompts.in_template(self.processor, text, num_images)
-            elif not text:
-                return self.placeholder_prompt(num_images)
-        prompts.require_placeholders(text, num_images, self.image_token)
-        return text
-
-    def _answer_ids(self, answer: str) -> list[int]:
-        """An answer as the model would write it: one space, the words, the end token."""
-        ids = self.tokenizer(" " + answer, add_special_tokens=False)["input_ids"]
-        return [*ids, self.tokenizer.eos_token_id]
-
-    def _tail(self, question: str, answer: str, later: Sequence[Exchange]) -> tuple[list[int], list[int]]:
-        """Ids of all that follows a prompt, and what is to be learnt of them: the answers, not the later questions."""
-        ids = self._answer_ids(answer)
-        targets = list(ids)
-        if later:
-            between = self._between([question, *(asked for asked, _ in later)])
-            for text, (_, said) in zip(between, later, strict=True):
-                asked = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-                words = self._answer_ids(said)
-                ids += [*asked, *words]
-                targets += [*[IGNORE] * len(asked), *words]
-        return ids, targets
-
-    def _between(self, questions: Sequence[str]) -> list[str]:
-        """What stands in the model's chat template between one answer and the next."""
-        return prompts.between_answers(
-            self.processor,
-            questions,
-            family=self.family,
-            image_token=self.image_token,
-            end=self.tokenizer.eos_token,
-        )
-
-    def _append(
-        self, features: dict[str, Tensor], tails: list[list[int]], targets: list[list[int]] | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Prompts with a tail of ids behind each, and labels: the targets; default: all of the tail."""
-        return prompts.append_tails(
-            features, tails, targets or tails, pad_id=self.pad_id, per_token=self.sequence_features
-        )
-
-    @property
-    def pad_id(self) -> int:
-        pad = self.tokenizer.pad_token_id
-        return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
     # ------------------------------------------------------------------------------------- splice
 
@@ -361,11 +249,12 @@ class Backbone(ABC):
         """Next-token logits at every position."""
         return self.model.lm_head(self.hidden(lm))
 
-    def generate(self, lm: LMInputs, **kwargs: Any) -> Int[Tensor, "B T"]:
-        """New tokens by the model's own `generate`; positions carry on from the last original one."""
-        out = self.run_generate(lm, **kwargs)
-        sequences = out if isinstance(out, Tensor) else out.sequences
-        return sequences[:, lm.input_ids.shape[1] :]
+    def generate(self, lm: LMInputs, **kwargs: Any) -> Any:
+        """New tokens by the model's own `generate`; positions carry on from the last original one.
+
+        Where it gives an output object (`return_dict_in_generate`), that one, its sequences without the prompt.
+        """
+        return without_prompt(self.run_generate(lm, **kwargs), lm.input_ids.shape[1])
 
     def run_generate(self, lm: LMInputs, **kwargs: Any) -> Any:
         """Whatever the model's own `generate` gives for these inputs: ids, prompt included, or its output object."""
@@ -378,6 +267,37 @@ class Backbone(ABC):
             position_ids=self.generation_positions(lm),
             **{"pad_token_id": self.pad_id, **kwargs, **lm.extra},
         )
+
+    def fill(self, lm: LMInputs, cache: Any, start: int) -> None:
+        """Run the columns from `start` on, all but the last, over a cache that holds those before."""
+        end = lm.input_ids.shape[1] - 1
+        extra = {key: value[:, start:end] for key, value in lm.extra.items() if isinstance(value, Tensor)}
+        self.model.model(
+            inputs_embeds=lm.inputs_embeds[:, start:end],
+            attention_mask=lm.attention_mask[:, :end],
+            position_ids=lm.position_ids[..., start:end],
+            past_key_values=cache,
+            use_cache=True,
+            **extra,
+        )
+
+    def go_on(self, lm: LMInputs, cache: Any, **kwargs: Any) -> Any:
+        """What the model's own `generate` gives over a cache of all of the prompt but its last token, which is text."""
+        return self.model.generate(
+            input_ids=lm.input_ids,
+            attention_mask=lm.attention_mask,
+            position_ids=self.generation_positions(lm),
+            past_key_values=cache,
+            **{"pad_token_id": self.pad_id, **kwargs},
+        )
+
+
+def without_prompt(out: Any, length: int) -> Any:
+    """Ids that a stock `generate` gave, or its output object, without the prompt's."""
+    if isinstance(out, Tensor):
+        return out[:, length:]
+    out.sequences = out.sequences[:, length:]
+    return out
 
 
 def with_needs(backbone: Backbone, batch: Batch, tokens: VisualTokens, needs: frozenset[str]) -> VisualTokens:

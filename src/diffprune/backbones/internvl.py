@@ -4,17 +4,20 @@ Tiles stand in the prompt one after the other, row by row of the picture, the ov
 none). All have side x side tokens, so `grid` is (tiles * side, side): the tiles one below the other.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 from diffprune.backbones._clip import layer_attention
-from diffprune.backbones._tiled import stacked_tiles
+from diffprune.backbones._tiled import num_tiles, stacked_tiles, tile_grids
 from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Preset, with_needs
+from diffprune.backbones.features import Layout
 from diffprune.backbones.prompts import Batch
 from diffprune.registry import BACKBONES
 from diffprune.types import Grid, VisualTokens
@@ -41,9 +44,24 @@ class InternVL(TowerBackbone):
                 extra["cls_attention"] = self.group(attention[:, 1:, None]).mean(-1)
             if "keys" in needs:
                 extra["keys"] = self.group(keys[:, 1:]).unflatten(-1, (self.group_size, -1)).mean(2)
-        grids = [self.tile_grid(size) for size in batch.sizes]
+        grids = tile_grids(batch, self.tile_grid)
         tokens = stacked_tiles(self.group(features[:, 1:]), grids, batch, group=self.group_size, extra=extra)
         return with_needs(self, batch, tokens, needs)
+
+    def picture_layout(self, features: Mapping[str, Tensor]) -> Layout:
+        """A picture is a run of placeholders; how its tiles lie is not told, so they count as one below the other."""
+        is_image = functional.pad(features["input_ids"] == self.image_token_id, (1, 1))
+        starts, ends = ((is_image[:, :-1] != is_image[:, 1:]).nonzero()[:, 1].view(-1, 2)).unbind(-1)
+        placeholders = (ends - starts).tolist()
+        counts = [count // int(self.processor.image_seq_length) for count in placeholders]
+        grids = [(max(1, count - 1), 1) for count in counts]
+        tile = features["pixel_values"].shape[-1]
+        return Layout(placeholders, [(tile, rows * tile) for rows, _ in grids], grids)
+
+    def pictures_of(self, batch: Batch, images: Sequence[int]) -> Batch:
+        counts = [num_tiles(grid) for grid in tile_grids(batch, self.tile_grid)]
+        tiles = batch.features["pixel_values"].split(counts)
+        return batch.only(images, {"pixel_values": torch.cat([tiles[image] for image in images])})
 
     @property
     def group_size(self) -> int:

@@ -6,7 +6,7 @@ away, a newline token behind each row. N counts the tokens of overview and large
 slots. `grid` is (rows, columns) of the large view: the tokens after the first side x side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,11 +16,12 @@ from PIL import Image
 from torch import Tensor
 from transformers.image_processing_utils import select_best_resolution
 
-from diffprune.backbones._anyres import View, joined_boxes, num_tiles_of, real_tiles, unpadded
+from diffprune.backbones._anyres import View, joined_boxes, num_tiles_of, real_tiles, sizes_of, unpadded
 from diffprune.backbones._clip import layer_attention
 from diffprune.backbones._presets import clip_and_llama
 from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Preset, with_needs
+from diffprune.backbones.features import Layout
 from diffprune.backbones.processors import Picture, by_size, normalise, resize
 from diffprune.backbones.prompts import Batch
 from diffprune.ops import pad_rows
@@ -93,6 +94,11 @@ class LlavaNext(TowerBackbone):
             **extra,
         )
         return with_needs(self, batch, tokens, needs)
+
+    def picture_layout(self, features: Mapping[str, Tensor]) -> Layout:
+        _, num_tiles = real_tiles(features, self.config)
+        packed = self.packed_index(num_tiles, features["image_sizes"])
+        return Layout([len(row) for row in packed], sizes_of(features))
 
     def layout(self, batch: Batch, packed: list[Int[Tensor, " _"]]) -> dict[str, Any]:
         """What `VisualTokens` holds of where the tokens of these pictures come from."""

@@ -7,6 +7,7 @@ several pictures in one prompt each is one square tile, padded.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,9 +15,10 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from diffprune.backbones._anyres import View, joined_boxes, real_tiles, unpadded, view_boxes
+from diffprune.backbones._anyres import View, joined_boxes, real_tiles, sizes_of, unpadded, view_boxes
 from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Preset, with_needs
+from diffprune.backbones.features import Layout
 from diffprune.backbones.prompts import Batch
 from diffprune.nn import BlockSpec
 from diffprune.ops import pad_rows
@@ -86,6 +88,25 @@ class LlavaOnevision(TowerBackbone):
             ),
         )
         return with_needs(self, batch, tokens, needs)
+
+    def picture_layout(self, features: Mapping[str, Tensor]) -> Layout:
+        """A prompt holds either one picture, cut, or several, each one square and a newline."""
+        sizes, square = sizes_of(features), self.side**2 + 1
+        placeholders: list[int] = []
+        for held in (features["input_ids"] == self.image_token_id).sum(-1).tolist():
+            if held == 0 or len(placeholders) == len(sizes):
+                continue
+            view = self.view(sizes[len(placeholders)])
+            alone = held == self.side**2 + view.rows * (view.columns + 1)
+            placeholders += [held] if alone else [square] * (held // square)
+        return Layout(placeholders, sizes)
+
+    def encode_some(self, batch: Batch, images: Sequence[int], needs: frozenset[str] = frozenset()) -> VisualTokens:
+        """Of all: how a picture is cut depends on how many its prompt holds."""
+        return self.encode(batch, needs).take(images)
+
+    def picture_mode(self, batch: Batch, image: int) -> int:
+        return int(batch.row_of_image.count(batch.row_of_image[image]) > 1)
 
     def project(self, x: Float[Tensor, "B K L"]) -> Float[Tensor, "B K L"]:
         return x

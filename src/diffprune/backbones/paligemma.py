@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from diffprune.backbones._clip import crop_boxes, layer_attention
 from diffprune.backbones.base import Backbone, Preset, with_needs
+from diffprune.backbones.messages import Talk
 from diffprune.backbones.prompts import Batch
 from diffprune.registry import BACKBONES
 from diffprune.types import LMInputs, VisualTokens
@@ -40,6 +41,11 @@ class PaliGemma(Backbone):
         if self.image_token not in text:
             return self.placeholder_prompt(num_images) + text
         return super()._prompt(text, num_images, chat)
+
+    def _conversation(self, talk: Talk) -> str:
+        """Pictures first, then a line for each message: the family has no turns of its own."""
+        lines = ["".join(part.get("text", "") for part in turn["content"]) for turn in talk.turns]
+        return self._prompt("\n".join(lines), len(talk.pictures), chat=False)
 
     def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:
         """Ids as the family's own processor makes them, also for prompts without a picture, which that one refuses."""
@@ -93,13 +99,7 @@ class PaliGemma(Backbone):
         copies = max(kwargs.get("num_beams") or 1, kwargs.get("num_return_sequences") or 1)
         if copies > 1:
             cache.batch_repeat_interleave(copies)
-        return self.model.generate(
-            input_ids=lm.input_ids,
-            attention_mask=lm.attention_mask,
-            position_ids=self.generation_positions(lm),
-            past_key_values=cache,
-            **{"pad_token_id": self.pad_id, **kwargs},
-        )
+        return self.go_on(lm, cache, **kwargs)
 
     def two_way(self, lm: LMInputs) -> Bool[Tensor, "B T"]:
         types = lm.extra["token_type_ids"]

@@ -1,7 +1,7 @@
 """Prompts as a model takes them: the chat template, and behind it in training answers and further questions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from diffprune.ops import pad_rows
+from diffprune.types import Grid
 
 IGNORE = -100  # label of a position without a target
 ANSWER = "\0"  # stands for an answer while the chat template lays out what is between answers
@@ -26,6 +27,7 @@ class Batch:
         sizes: (width, height) of each original picture.
         seeds: One number per picture, made from its pixels.
         positions: Of every token, where they were numbered before: prompts that are spliced many times.
+        tile_grids: (rows, columns) of each picture's tiles, where a processor's output tells them and `sizes` do not.
     """
 
     features: dict[str, Tensor]
@@ -34,10 +36,22 @@ class Batch:
     seeds: tuple[int, ...] = ()
     labels: Tensor | None = None
     positions: Int[Tensor, "*R B T"] | None = None
+    tile_grids: tuple[Grid, ...] | None = None
 
     @property
     def num_images(self) -> int:
         return len(self.row_of_image)
+
+    def only(self, images: Sequence[int], features: dict[str, Tensor]) -> "Batch":
+        """The batch with some of its pictures alone, whose own features these are; its prompts as they are."""
+        return replace(
+            self,
+            features={key: self.features[key] for key in ("input_ids", "attention_mask")} | features,
+            row_of_image=tuple(self.row_of_image[image] for image in images),
+            sizes=tuple(self.sizes[image] for image in images),
+            seeds=tuple(self.seeds[image] for image in images),
+            tile_grids=None if self.tile_grids is None else tuple(self.tile_grids[image] for image in images),
+        )
 
 
 def has_template(processor: Any) -> bool:
@@ -50,6 +64,20 @@ def in_template(processor: Any, text: str, num_images: int) -> str:
     content: list[dict[str, str]] = [{"type": "image"}] * num_images + [{"type": "text", "text": text}]
     message = [{"role": "user", "content": content}]
     return processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+
+
+def in_turns(processor: Any, turns: Sequence[Mapping[str, Any]], *, family: str) -> str:
+    """A conversation in the model's chat template, up to where the next answer begins."""
+    from jinja2 import TemplateError  # comes with torch
+
+    if not has_template(processor):
+        raise ValueError(
+            f"this {family} model has no chat template, so messages cannot be laid out; give text= with placeholders"
+        )
+    try:
+        return processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        raise ValueError(f"the chat template of this {family} model refuses these messages: {error}") from error
 
 
 def require_placeholders(text: str, num_images: int, image_token: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -80,6 +80,30 @@ class Qwen3VL(QwenVL):
                 use_cache=False,
                 **{key: lm.extra[key] for key in DEEPSTACK if key in lm.extra},
             ).last_hidden_state
+
+    def fill(self, lm: LMInputs, cache: Any, start: int) -> None:
+        end = lm.input_ids.shape[1] - 1
+        extra: dict[str, Any] = {}
+        if DEEPSTACK[0] in lm.extra:
+            visual, planes = cast(Any, [lm.extra[key] for key in DEEPSTACK])
+            first, count = (int(visual[:, part].sum()) for part in (slice(0, start), slice(start, end)))
+            if count:
+                extra = dict(
+                    zip(DEEPSTACK, (visual[:, start:end], [p[first : first + count] for p in planes]), strict=True)
+                )
+        with self.alone:
+            self.language_model(
+                inputs_embeds=lm.inputs_embeds[:, start:end],
+                attention_mask=lm.attention_mask[:, :end],
+                position_ids=lm.position_ids[..., start:end],
+                past_key_values=cache,
+                use_cache=True,
+                **extra,
+            )
+
+    def go_on(self, lm: LMInputs, cache: Any, **kwargs: Any) -> Any:
+        with self.alone:
+            return super().go_on(lm, cache, **kwargs)
 
     def run_generate(self, lm: LMInputs, **kwargs: Any) -> Any:
         with self.alone:

@@ -1,25 +1,23 @@
 """Pictures encoded apart from any prompt, and prompts put together with them afterwards as the processor would."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 
+from diffprune.backbones.pictures import join_tokens
 from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
-from diffprune.ops import pad_rows
 from diffprune.types import VisualTokens
 
 Ids = tuple[int, ...]
 
-MADE_LATER = frozenset({"text", "projected"})  # what is made where it is used, not held for each picture
 ANY_QUESTION = "What is it?"
-PADDING = {"slots": -2, "segment": -1}  # what stands behind a row's last value, where it is not 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +125,3 @@ def pad_left(ids: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor,
         padded[row, width - len(prompt) :] = prompt
         mask[row, width - len(prompt) :] = 1
     return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask)}
-
-
-def join_tokens(parts: Sequence[VisualTokens]) -> VisualTokens:
-    """Several batches as one, all padded to the most tokens a picture has."""
-    first = parts[0]
-    changes: dict[str, Any] = {
-        item.name: join_rows([getattr(part, item.name) for part in parts], PADDING.get(item.name, 0))
-        for item in fields(VisualTokens)
-        if isinstance(getattr(first, item.name), Tensor) and item.name != "made_mask"
-    }
-    full = all(part.is_full for part in parts) and len({part.x.shape[1] for part in parts}) == 1
-    return replace(
-        first,
-        grid=tuple(pair for part in parts for pair in part.grid),
-        seeds=tuple(seed for part in parts for seed in part.seeds or ()),
-        planes=tuple(join_rows(planes, 0) for planes in zip(*(part.planes for part in parts), strict=True)),
-        made_mask=changes["mask"] if full else None,
-        **changes,
-    )
-
-
-def join_rows(parts: Sequence[Shaped[Tensor, "_ _ ..."]], value: int) -> Shaped[Tensor, "_ _ ..."]:
-    """Rows of several tensors below each other, padded at the end to the longest."""
-    return pad_rows([row for part in parts for row in part], value)

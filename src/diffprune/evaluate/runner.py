@@ -15,13 +15,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffprune.backbones.base import with_needs
+from diffprune.backbones.pictures import MADE_LATER, join_rows
 from diffprune.backbones.prompts import Batch
 from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.evaluate.pictures import (
-    MADE_LATER,
     EncodedPictures,
     Ids,
-    join_rows,
     pad_left,
     prompt_ids,
     require_several,

@@ -1,5 +1,6 @@
 """Answers of a language model that drops tokens between its layers: greedy or sampled, over caches of its own."""
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,8 @@ from transformers.generation.logits_process import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from diffprune.backbones.base import Backbone
 from diffprune.inside.loop import prefill, step
@@ -31,9 +34,21 @@ def generate(
     top_p: float | None = None,
     eos_token_id: int | list[int] | None = None,
     generator: torch.Generator | None = None,
+    streamer: Any = None,
+    logits_processor: Iterable[Any] = (),
+    stopping_criteria: Iterable[Any] = (),
+    return_dict_in_generate: bool = False,
+    output_scores: bool = False,
+    output_logits: bool = False,
     **unknown: Any,
-) -> Int[Tensor, "B T"]:
-    """New tokens, greedy or sampled, with per-layer caches; the model's own generation settings play no part here."""
+) -> Any:
+    """New tokens, greedy or sampled, with per-layer caches; the model's own generation settings play no part here.
+
+    Args:
+        streamer: Is given the prompts, then each step's tokens, as by the stock `generate`.
+        logits_processor, stopping_criteria: Called with the ids so far, placeholders of all visual tokens included.
+        return_dict_in_generate: Give an output object, with scores and logits where they are asked for.
+    """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens} asks for no answer; give at least 1")
     penalty = getattr(backbone.model.generation_config, "repetition_penalty", None)
@@ -49,7 +64,7 @@ def generate(
             f"{', '.join(unknown)} cannot be given to {method.name!r}: what drops tokens inside the language model "
             "decodes greedily or by sampling; leave it out"
         )
-    warpers = LogitsProcessorList()
+    warpers = LogitsProcessorList(logits_processor or ())
     if do_sample:
         if temperature != 1.0:
             warpers.append(TemperatureLogitsWarper(temperature))
@@ -62,20 +77,41 @@ def generate(
     ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
     end_ids = torch.tensor(ends, dtype=torch.long, device=lm.input_ids.device)
 
+    stopping = StoppingCriteriaList(stopping_criteria or ())
+
     hidden, cache = prefill(backbone, lm, method, k)
     done = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
     new: list[Tensor] = []
+    logits, scores = [], []
+    ids = cast(torch.LongTensor, lm.input_ids)
     embed = backbone.model.get_input_embeddings()
+    if streamer is not None:
+        streamer.put(ids.cpu())
     while True:
-        logits = backbone.model.lm_head(hidden).float()
+        raw = backbone.model.lm_head(hidden).float()
+        score = warpers(ids, raw)
+        if return_dict_in_generate:
+            logits += [raw] if output_logits else []
+            scores += [score] if output_scores else []
+        token = score.argmax(-1)
         if do_sample:
-            logits = warpers(cast(torch.LongTensor, lm.input_ids), logits)
-            token = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
-        else:
-            token = logits.argmax(-1)
+            token = torch.multinomial(score.softmax(-1), 1, generator=generator)[:, 0]
         token = torch.where(done, backbone.pad_id, token)
         new.append(token)
-        done = done | torch.isin(token, end_ids)
+        ids = cast(torch.LongTensor, torch.cat([ids, token[:, None]], dim=1))
+        if streamer is not None:
+            streamer.put(token.cpu())
+        done = done | torch.isin(token, end_ids) | stopping(ids, cast(Any, None))
         if len(new) == max_new_tokens or bool(done.all()):
-            return torch.stack(new, dim=1)
+            break
         hidden = step(backbone, embed(token[:, None]), cache)
+    if streamer is not None:
+        streamer.end()
+    sequences = torch.stack(new, dim=1)
+    if not return_dict_in_generate:
+        return sequences
+    return GenerateDecoderOnlyOutput(
+        sequences=cast(torch.LongTensor, sequences),
+        scores=cast(Any, tuple(scores) if output_scores else None),
+        logits=cast(Any, tuple(logits) if output_logits else None),
+    )

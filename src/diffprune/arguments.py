@@ -1,0 +1,132 @@
+"""What a call of `generate` asks for: its prompts, the arguments that go to the model, and the form of its answer.
+
+Every argument of transformers' `generate` either does here what it does to the stock model on the whole prompt with the
+dropped tokens masked, or is refused by name: none is taken and then ignored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffprune.backbones.base import Backbone
+from diffprune.backbones.messages import is_one_talk
+from diffprune.backbones.prompts import Batch
+
+MADE_HERE = ("inputs_embeds", "position_ids", "inputs", "decoder_input_ids")
+TWO_MODELS = "checks several tokens at once, for which a prompt with gaps is not laid out"
+# What is refused, why, and the values that ask for nothing.
+REFUSED: dict[str, str] = {
+    "prefill_chunk_size": "gives other tokens with embeddings as input",
+    "assistant_model": TWO_MODELS,
+    "prompt_lookup_num_tokens": TWO_MODELS,
+    "assistant_early_exit": TWO_MODELS,
+    "use_mtp": TWO_MODELS,
+    "speculation_type": TWO_MODELS,
+    "encoder_repetition_penalty": "is ignored by transformers where the prompt is given as embeddings",
+    "encoder_no_repeat_ngram_size": "is ignored by transformers where the prompt is given as embeddings",
+    "guidance_scale": "runs the prompt a second time without its pictures",
+    "negative_prompt_ids": "runs a second prompt without pictures",
+    "negative_prompt_attention_mask": "runs a second prompt without pictures",
+    "token_healing": "rewrites the prompt's end, which is made of embeddings here",
+    "custom_generate": "replaces the decoding loop",
+    "dola_layers": "replaces the decoding loop",
+    "penalty_alpha": "replaces the decoding loop",
+    "constraints": "replaces the decoding loop",
+    "force_words_ids": "replaces the decoding loop",
+    "low_memory": "replaces the decoding loop",
+    "num_beam_groups": "replaces the decoding loop",
+    "diversity_penalty": "replaces the decoding loop",
+    "is_assistant": TWO_MODELS,
+}
+NOTHING: dict[str, tuple[Any, ...]] = {
+    "encoder_repetition_penalty": (1, 1.0),
+    "encoder_no_repeat_ngram_size": (0,),
+    "guidance_scale": (1, 1.0),
+    "token_healing": (False,),
+    "low_memory": (False,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0, 0.0),
+    "penalty_alpha": (0, 0.0),
+    "is_assistant": (False,),
+    "use_mtp": (False,),
+    "prefill_chunk_size": (0,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One call's prompts, and how its answers are given back.
+
+    Args:
+        batch: The prompts and their pictures.
+        kwargs: What goes to the model's own `generate`.
+        form: "text" for one prompt, "texts" for several, "ids" without or "sequences" with the prompts in front.
+    """
+
+    batch: Batch
+    kwargs: dict[str, Any]
+    form: str
+
+    def answers(self, backbone: Backbone, out: Any) -> Any:
+        """What the model gave, in the form that is asked for; an output object as it is."""
+        if not isinstance(out, Tensor) or self.form == "ids":
+            return out
+        if self.form == "sequences":
+            ids = self.batch.features["input_ids"]
+            return torch.cat([ids.repeat_interleave(len(out) // len(ids), 0), out], dim=1)
+        answers = [answer.strip() for answer in backbone.tokenizer.batch_decode(out, skip_special_tokens=True)]
+        return answers[0] if self.form == "text" else answers
+
+
+def read_request(
+    backbone: Backbone,
+    images: Any,
+    text: str | Sequence[str],
+    messages: Any,
+    kwargs: Mapping[str, Any],
+    *,
+    chat: bool,
+    return_ids: bool,
+) -> Asked:
+    """A call of `generate`, checked: a question, a conversation, or what the processor gave for a prompt."""
+    kwargs = dict(kwargs)
+    check_arguments(backbone.model, kwargs)
+    if kwargs.get("input_ids") is not None:
+        if images is not None or text or messages is not None:
+            raise ValueError("input_ids is given beside images, text or messages; give the prompt once")
+        form = "sequences"
+        batch = backbone.read(kwargs)
+        kwargs = {key: value for key, value in kwargs.items() if key not in batch.features}
+    elif messages is not None:
+        if text:
+            raise ValueError("messages and text are both given; put the question into the messages")
+        form = "text" if is_one_talk(messages) else "texts"
+        batch = backbone.prepare_messages(messages, images)
+    else:
+        form = "text" if isinstance(text, str) else "texts"
+        batch = backbone.prepare(images, text, chat=chat)
+    several = kwargs.get("num_return_sequences") or 1
+    if several != 1 and form in ("text", "texts") and not (return_ids or kwargs.get("return_dict_in_generate")):
+        raise ValueError("num_return_sequences gives a prompt several answers; take them with return_ids=True")
+    return Asked(batch=batch, kwargs=kwargs, form="ids" if return_ids else form)
+
+
+def check_arguments(model: Any, kwargs: Mapping[str, Any]) -> None:
+    """An error where an argument of `generate` would silently change answers, or is made by the pruned path."""
+    for key in MADE_HERE:
+        if kwargs.get(key) is not None:
+            raise ValueError(f"{key} is made by the pruned path; give images and text instead")
+    if kwargs.get("past_key_values") is not None:
+        raise ValueError(
+            "past_key_values is given, and it cannot be known which visual tokens such a cache was made with; a "
+            "conversation that keeps its cache is vlm.chat(), or generate(messages=..., memory=Memory())"
+        )
+    config = kwargs.get("generation_config") or model.generation_config
+    for key, reason in REFUSED.items():
+        value = kwargs[key] if key in kwargs else getattr(config, key, None)
+        if value is not None and value not in NOTHING.get(key, ()):
+            shown = value if isinstance(value, str | int | float | list) else type(value).__name__
+            raise ValueError(f"{key}={shown} {reason}; leave it out")
