@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
 from diffprune import loading
 from diffprune.model import PrunedVLM
@@ -132,7 +132,7 @@ def test_a_full_disk_while_a_model_is_fetched_is_not_taken_for_the_hub(monkeypat
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", full)
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", full)
     with pytest.raises(OSError, match="No space left"):
         loading.load_base("owner/nothing")
 

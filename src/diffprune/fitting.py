@@ -19,7 +19,11 @@ POSITIONS = ("original", "packed")
 
 def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
     """The backbone for a loaded model, by its `model_type`."""
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return require_family(getattr(getattr(model, "config", None), "model_type", None))(model, processor)
+
+
+def require_family(model_type: str | None) -> type[Backbone]:
+    """The backbone class of a `model_type`; an error where there is none."""
     if model_type not in BACKBONES:
         raise ValueError(
             f"model type {model_type!r} is not supported; there are {', '.join(BACKBONES.names())}. "
@@ -28,7 +32,7 @@ def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
     family = BACKBONES.get(cast(str, model_type))
     if not issubclass(family, Backbone):
         raise ValueError(f"model type {model_type!r} is an image classifier, not a vision-language model")
-    return family(model, processor)
+    return family
 
 
 def build_for(backbone: Backbone, method: str | Pruner, options: Mapping[str, Any]) -> Pruner:

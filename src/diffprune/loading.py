@@ -2,20 +2,32 @@
 
 import difflib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import safetensors
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 
 from diffprune import doors
-from diffprune.fitting import refuse_offloaded, wrap_backbone
+from diffprune.backbones.image_only import load_processor
+from diffprune.base_files import (
+    HUB_OPTIONS,
+    adapted_base,
+    damaged_file,
+    missing_weights,
+    require_config,
+    require_quantiser,
+    require_whole,
+)
+from diffprune.fitting import refuse_offloaded, require_family, wrap_backbone
 from diffprune.methods.options import build_method
 from diffprune.registry import BACKBONES
 from diffprune.saving import CONFIG_FILE, exported_state, fingerprint, load_pruner, vision_state
+
+logger = logging.getLogger("diffprune")
 
 
 @runtime_checkable  # the tests check types at run time
@@ -71,12 +83,10 @@ def is_pruner(name: str | Path) -> bool:
     if not path.is_dir():
         if source_of(name) is not None or not _may_be_on_hub(str(name)):
             return False
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(str(name), CONFIG_FILE)
-        if not isinstance(cached, str):
+        found = fetch(str(name), CONFIG_FILE)
+        if found is None:
             return False
-        path = Path(cached).parent
+        path = found
     try:
         config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,9 +98,17 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     """A stock Hugging Face VLM and its processor from a folder, a hub id, or a package that brings it along.
 
     A checkpoint that leaves weights out would leave them random, with no more than a log line; here it is an error.
-    A file of the model that cannot be read is named.
+    A file of the model that cannot be read is named. Code that lies beside a model is never run.
+
+    Args:
+        kwargs: Of the stock `from_pretrained`: dtype, device_map, revision, quantization_config, ...
     """
     source = source_of(name)
+    if kwargs.pop("trust_remote_code", False):
+        raise ValueError(
+            f"trust_remote_code=True would run code from {name}; it is not needed: every family here is one of "
+            "transformers' own, so leave it out"
+        )
     try:
         return _load_base(name, kwargs) if source is None else source.load(str(name), **kwargs)
     except Exception as error:
@@ -104,21 +122,115 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
 
 
 def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any]:
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
 
-    name = hub_id(str(name))
-    refuse_unknown(name, repr(name))
     kwargs.setdefault("attn_implementation", "sdpa")
-    revision = {key: value for key, value in kwargs.items() if key == "revision"}
+    name = hub_id(str(name))
+    base = adapted_base(Path(name))
+    if base is not None:
+        return _adapted(name, *_load_base(base, kwargs))
+    if Path(name).is_dir():
+        require_whole(Path(name))
+    described = describe_base(name, repr(name), **hub_options(kwargs))
+    quantised = kwargs.get("quantization_config") or getattr(described, "quantization_config", None)
+    require_quantiser(name, quantised)
+    processor = describe_processor(name, described.model_type, **hub_options(kwargs))
+    with _explained(name):
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            name, output_loading_info=True, **kwargs, trust_remote_code=False
+        )
+    model, info = loaded
+    refuse_gaps(name, info)
+    return model, processor
+
+
+def _adapted(folder: str, model: Any, processor: Any) -> tuple[nn.Module, Any]:
+    """The base model with a saved adapter in its layers; the module is the base's own class, as everywhere here."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, folder).get_base_model(), processor
+
+
+def hub_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `from_pretrained`'s arguments that say where files come from, the same for config and processor."""
+    return {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+
+
+def describe_base(name: str, given: str, **options: Any) -> Any:
+    """The configuration of a base model, before any weights: an error where it is not there or of no known family.
+
+    Args:
+        given: The name as the user gave it, for messages.
+        options: Of the stock `from_pretrained` (`hub_options`).
+    """
+    from transformers import AutoConfig, PreTrainedConfig
+
+    refuse_unknown(name, given)
+    if Path(name).is_dir():
+        require_config(Path(name))
+    else:
+        say_hub_is_asked(name, **options)
+    with _explained(name, given):
+        raw, _ = PreTrainedConfig.get_config_dict(name, **options)
+        require_family(raw.get("model_type"))
+        return AutoConfig.from_pretrained(name, **options, trust_remote_code=False)
+
+
+def describe_processor(name: str, model_type: str, **options: Any) -> Any:
+    """The processor of a base model, before any weights: an error where it has none for pictures."""
+    with _explained(name):
+        processor = load_processor(name, model_type, **options)
+    if getattr(processor, "image_processor", None) is None:
+        raise ValueError(
+            f"{name} has no image processor (preprocessor_config.json or processor_config.json); save the processor "
+            "beside the model, or load both yourself: PrunedVLM(model, processor)"
+        )
+    return processor
+
+
+@contextmanager
+def _explained(name: str, given: str | None = None) -> Iterator[None]:
+    """Inside, an error of the hub's client becomes one sentence; one of this machine (a full disk) stays as it is."""
     try:
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(name, output_loading_info=True, **kwargs)
-        model, info = loaded
-        refuse_gaps(name, info)
-        return model, AutoProcessor.from_pretrained(name, **revision)
+        yield
     except OSError as error:
         if Path(name).is_dir() or error.errno is not None:  # with a number it is of this machine, not of the hub
             raise
-        raise unreachable(repr(name), error) from error
+        cached = cached_folder(name)
+        if cached is not None and (missing := missing_weights(cached)):
+            raise ValueError(
+                f"{given or repr(name)} is only partly downloaded ({missing[0]} is missing in {cached}) and the hub "
+                "cannot be reached; try again when it can"
+            ) from error
+        raise unreachable(given or repr(name), error) from error
+
+
+def cached_folder(name: str, revision: str | None = None) -> Path | None:
+    """Where the hub's client keeps files of a repository on this machine; None where there are none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, CONFIG_FILE, revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def fetch(name: str, *files: str) -> Path | None:
+    """The folder that holds these files of a repository, which alone are downloaded; None where they cannot be had."""
+    from huggingface_hub import hf_hub_download
+
+    say_hub_is_asked(name)
+    try:
+        return [Path(hf_hub_download(name, file)).parent for file in files][-1]
+    except Exception:  # of the hub's client, of the network: whoever loads the model explains it
+        return None
+
+
+def say_hub_is_asked(name: str, revision: str | None = None, **_: Any) -> None:
+    """One line where a name is no folder and nothing of it is on this machine, so that the hub is asked for it.
+
+    `runs/llava-k64` has the form of a hub id: a mistyped folder would otherwise become a request without a word.
+    """
+    if cached_folder(name, revision) is None:
+        logger.warning(f"there is no folder {name} here: asking the hub for a repository of that name")
 
 
 def refuse_unknown(name: str, given: str) -> None:
@@ -146,24 +258,6 @@ def unreachable(given: str, error: Exception) -> ValueError:
 
 def _may_be_on_hub(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/"))
-
-
-def damaged_file(folder: Path) -> Path | None:
-    """The first weight, tokenizer or JSON file of the folder that cannot be read; None where all can."""
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
-        try:
-            if path.suffix == ".safetensors":
-                with safetensors.safe_open(path, "pt"):
-                    pass
-            elif path.name == "tokenizer.json":
-                Tokenizer.from_file(str(path))
-            else:
-                json.loads(path.read_text(encoding="utf-8"))
-        except OSError:
-            continue  # not there or not ours to read: the loader's own message says so
-        except Exception:  # the tokenizers' errors have no class of their own
-            return path
-    return None
 
 
 def hub_id(name: str) -> str:

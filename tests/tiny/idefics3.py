@@ -19,7 +19,9 @@ TAGS = ["<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
 TAGS += [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
 
 
-def parts(config_class: type, image_processor_class: type) -> tuple[Any, Any]:
+def parts(
+    config_class: type, image_processor_class: type, processor_class: type = Idefics3Processor
+) -> tuple[Any, Any]:
     """(config, processor) of a family built this way."""
     tokenizer = byte_tokenizer("<image>", *TAGS)
     config = config_class(
@@ -36,7 +38,7 @@ def parts(config_class: type, image_processor_class: type) -> tuple[Any, Any]:
         pad_token_id=tokenizer.pad_token_id,
         scale_factor=SCALE,
     )
-    processor = Idefics3Processor(
+    processor = processor_class(
         image_processor=image_processor_class(size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE}),
         tokenizer=tokenizer,
         image_seq_len=(SIDE // PATCH // SCALE) ** 2,

@@ -1,7 +1,5 @@
 """InternVL in miniature: tiles of 4 x 4 tokens, each of 2 x 2 patches."""
 
-import re
-import warnings
 from typing import Any
 
 import torch
@@ -13,8 +11,8 @@ from transformers import (
     InternVLVisionConfig,
     Qwen2Config,
 )
-from transformers.processing_utils import ProcessorMixin
 
+from diffprune.backbones.image_only import image_only
 from tests.tiny import HEADS, LAYERS, MLP, WIDTH, byte_tokenizer, chat_template, text_config
 
 SIDE, PATCH = 56, 7
@@ -26,32 +24,8 @@ NAMED = {
 }
 
 
-class InternVLImageOnlyProcessor(InternVLProcessor):
-    """The stock processor without its video half, which cannot be built without torchvision."""
-
-    def __init__(self, image_processor=None, tokenizer=None, image_seq_length=256, chat_template=None, **kwargs):
-        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template, **kwargs)
-        self.image_seq_length = image_seq_length
-        self.start_image_token, self.end_image_token = NAMED["start_image_token"], NAMED["end_image_token"]
-        self.image_token, self.video_token = NAMED["context_image_token"], NAMED["video_token"]
-        identify = tokenizer.convert_tokens_to_ids
-        self.start_image_token_id, self.end_image_token_id = (
-            identify(self.start_image_token),
-            identify(self.end_image_token),
-        )
-        self.image_token_id = identify(self.image_token)
-        self.multimodal_pattern = re.compile(
-            f"(?P<image>{re.escape(self.image_token)})|(?P<video>{re.escape(self.video_token)})"
-        )
-
-    def __call__(self, *args, **kwargs):
-        with warnings.catch_warnings():  # the oldest supported release hands NumPy a tensor
-            warnings.filterwarnings("ignore", message="__array_wrap__ must accept", category=DeprecationWarning)
-            return super().__call__(*args, **kwargs)
-
-
 def build() -> tuple[Any, Any]:
-    tokenizer = byte_tokenizer("<IMG_CONTEXT>", "<img>", "</img>", "<video>")
+    tokenizer = byte_tokenizer("<IMG_CONTEXT>", "<img>", "</img>", "<video>", **NAMED)
     vision = InternVLVisionConfig(
         hidden_size=WIDTH,
         intermediate_size=MLP,
@@ -67,7 +41,7 @@ def build() -> tuple[Any, Any]:
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
         image_seq_length=16,
     )
-    processor = InternVLImageOnlyProcessor(
+    processor = image_only(InternVLProcessor)(
         image_processor=GotOcr2ImageProcessorPil(size={"height": SIDE, "width": SIDE}, max_patches=4),
         tokenizer=tokenizer,
         image_seq_length=16,

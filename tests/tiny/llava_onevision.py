@@ -10,24 +10,12 @@ from transformers import (
     Qwen2Config,
     SiglipVisionConfig,
 )
-from transformers.processing_utils import ProcessorMixin
 
+from diffprune.backbones.image_only import image_only
 from tests.tiny import PATCH, SIDE, byte_tokenizer, chat_template, quiet_tower, text_config, vision_config
 
 RATIO = "anyres_max_2"
 PINPOINTS = [[rows * SIDE, columns * SIDE] for rows in (1, 2, 3) for columns in (1, 2, 3)]
-
-
-class LlavaOnevisionImageOnlyProcessor(LlavaOnevisionProcessor):
-    """The stock processor without its video half, which cannot be built without torchvision."""
-
-    def __init__(self, image_processor=None, tokenizer=None, num_image_tokens=None, chat_template=None, **kwargs):
-        self.num_image_tokens, self.vision_aspect_ratio = num_image_tokens, RATIO
-        self.vision_feature_select_strategy = "full"
-        self.image_token, self.video_token = "<image>", "<video>"
-        self.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
-        self.video_token_id = tokenizer.convert_tokens_to_ids("<video>")
-        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
 def build() -> tuple[Any, Any]:
@@ -45,12 +33,14 @@ def build() -> tuple[Any, Any]:
         vision_feature_select_strategy="full",
         vision_aspect_ratio=RATIO,
     )
-    processor = LlavaOnevisionImageOnlyProcessor(
+    processor = image_only(LlavaOnevisionProcessor)(
         image_processor=LlavaOnevisionImageProcessorPil(
             size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=PINPOINTS
         ),
         tokenizer=tokenizer,
         num_image_tokens=(SIDE // PATCH) ** 2,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio=RATIO,
         chat_template=chat_template("<image>"),
     )
     return quiet_tower(LlavaOnevisionForConditionalGeneration(config)), processor

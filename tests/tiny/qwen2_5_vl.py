@@ -5,7 +5,7 @@ from typing import Any
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
 from tests.tiny import HEADS, LAYERS, MLP, WIDTH, text_config
-from tests.tiny.qwen2_vl import MERGE, PATCH, image_only, qwen_tokenizer, rope, special_ids
+from tests.tiny.qwen2_vl import MERGE, PATCH, processor_of, qwen_tokenizer, rope, special_ids
 
 
 def build() -> tuple[Any, Any]:
@@ -26,4 +26,4 @@ def build() -> tuple[Any, Any]:
         },
         **special_ids(tokenizer),
     )
-    return Qwen2_5_VLForConditionalGeneration(config), image_only(Qwen2_5_VLProcessor, tokenizer)
+    return Qwen2_5_VLForConditionalGeneration(config), processor_of(Qwen2_5_VLProcessor, tokenizer)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessorPil, Qwen2VLProcessor
-from transformers.processing_utils import ProcessorMixin
 
+from diffprune.backbones.image_only import image_only
 from tests.tiny import HEADS, LAYERS, WIDTH, byte_tokenizer, chat_template, text_config
 
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -27,7 +27,7 @@ def build() -> tuple[Any, Any]:
         },
         **special_ids(tokenizer),
     )
-    return Qwen2VLForConditionalGeneration(config), image_only(Qwen2VLProcessor, tokenizer)
+    return Qwen2VLForConditionalGeneration(config), processor_of(Qwen2VLProcessor, tokenizer)
 
 
 def qwen_tokenizer() -> Any:
@@ -51,18 +51,8 @@ def rope() -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
-def image_only(processor: type, tokenizer: Any, patch: int = PATCH) -> Any:
-    """The stock processor without its video half: every video processor needs torchvision.
-
-    The parts of a processor are read off its `__init__`, so leaving one out of the signature is enough.
-    """
-
-    class ImageOnly(processor):
-        def __init__(self, image_processor=None, tokenizer=None, chat_template=None):
-            self.image_token, self.video_token = IMAGE, VIDEO
-            self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids([IMAGE, VIDEO])
-            ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
+def processor_of(stock: type, tokenizer: Any, patch: int = PATCH) -> Any:
+    """The stock processor for pictures and text, with small pictures."""
     unit = patch * MERGE
     pixels = Qwen2VLImageProcessorPil(
         patch_size=patch,
@@ -70,4 +60,5 @@ def image_only(processor: type, tokenizer: Any, patch: int = PATCH) -> Any:
         temporal_patch_size=2,
         size={"shortest_edge": (2 * unit) ** 2, "longest_edge": (10 * unit) ** 2},
     )
-    return ImageOnly(image_processor=pixels, tokenizer=tokenizer, chat_template=chat_template(START + IMAGE + END))
+    kind = image_only(stock)
+    return kind(image_processor=pixels, tokenizer=tokenizer, chat_template=chat_template(START + IMAGE + END))

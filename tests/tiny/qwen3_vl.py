@@ -5,7 +5,7 @@ from typing import Any
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
 from tests.tiny import HEADS, LAYERS, MLP, WIDTH, text_config
-from tests.tiny.qwen2_vl import MERGE, image_only, qwen_tokenizer, rope, special_ids
+from tests.tiny.qwen2_vl import MERGE, processor_of, qwen_tokenizer, rope, special_ids
 
 PATCH = 16
 
@@ -28,4 +28,4 @@ def build() -> tuple[Any, Any]:
         },
         **special_ids(tokenizer),
     )
-    return Qwen3VLForConditionalGeneration(config), image_only(Qwen3VLProcessor, tokenizer, PATCH)
+    return Qwen3VLForConditionalGeneration(config), processor_of(Qwen3VLProcessor, tokenizer, PATCH)

@@ -28,8 +28,13 @@ class Preset:
     describe: Callable[[bool], tuple[Any, Any]] | None = None
 
 
-def byte_tokenizer(image_token: str, *extra: str) -> Any:
-    """Every byte is one token: enough to run a model whose weights are random."""
+def byte_tokenizer(image_token: str, *extra: str, **named: str) -> Any:
+    """Every byte is one token: enough to run a model whose weights are random.
+
+    Args:
+        extra: Further special tokens.
+        named: Those that the tokenizer is to hold by a name of their own, which some processors ask for.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +52,7 @@ def byte_tokenizer(image_token: str, *extra: str) -> Any:
         eos_token="</s>",
         padding_side="left",
         model_max_length=CHARACTERS,
-        extra_special_tokens={"image_token": image_token},
+        extra_special_tokens={"image_token": image_token, **named},
     )
     fast.add_tokens(list(extra), special_tokens=True)  # else they are split into bytes
     return fast

@@ -11,6 +11,7 @@ from transformers.vision_utils import get_vision_window_index
 from diffprune.backbones._presets import SMALL, SMALL_VOCABULARY, byte_tokenizer, chat, end_tokens
 from diffprune.backbones._qwen_vision import QwenVL
 from diffprune.backbones.base import Preset
+from diffprune.backbones.image_only import image_only
 from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
 
@@ -83,31 +84,13 @@ def describe(size: str, tiny: bool) -> tuple[Any, Any]:
 
 
 def make_processor(tokenizer: Any) -> Any:
-    """The stock processor, without its video half where torchvision is missing: every video processor needs that."""
+    """The stock processor for pictures and text."""
     from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil
-    from transformers.processing_utils import ProcessorMixin
-    from transformers.utils.import_utils import is_torchvision_available
 
     sizes = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16384 * 28 * 28}
     images = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2, size=sizes)
-    template = chat(_START + _IMAGE + _END)
-    if is_torchvision_available():
-        from transformers import Qwen2VLVideoProcessor
-
-        videos = Qwen2VLVideoProcessor()
-        return Qwen2_5_VLProcessor(
-            image_processor=images, tokenizer=tokenizer, video_processor=videos, chat_template=template
-        )
-
-    class ImageOnly(Qwen2_5_VLProcessor):
-        """The parts of a processor are read off its `__init__`, so leaving one out of the signature is enough."""
-
-        def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
-            self.image_token, self.video_token = _IMAGE, _VIDEO
-            self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids([_IMAGE, _VIDEO])
-            ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
-    return ImageOnly(image_processor=images, tokenizer=tokenizer, chat_template=template)
+    kind: Any = image_only(Qwen2_5_VLProcessor)
+    return kind(image_processor=images, tokenizer=tokenizer, chat_template=chat(_START + _IMAGE + _END))
 
 
 @BACKBONES.register("qwen2_5_vl")

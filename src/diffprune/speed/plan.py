@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from diffprune.loading import brought_models, source_of
+from diffprune.loading import brought_models, describe_base, describe_processor, source_of
 from diffprune.nn import BlockSpec
 from diffprune.registry import BACKBONES
 from diffprune.shapes import SHAPES, build, is_preset
@@ -125,9 +125,8 @@ def describe(name: str) -> Model:
     elif source is not None:
         config, processor = source.describe(name)
     elif Path(name).is_dir():
-        from transformers import AutoConfig, AutoProcessor
-
-        config, processor = AutoConfig.from_pretrained(name), AutoProcessor.from_pretrained(name)
+        config = describe_base(name, repr(name))
+        processor = describe_processor(name, config.model_type)
     else:
         what = "is known, but there is no shape for a plan yet" if is_preset(name) else "is not known"
         raise ValueError(

@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from diffprune.backbones.base import Backbone
+from diffprune.base_files import quantiser
 from diffprune.config import BackboneConfig
 from diffprune.fitting import wrap_backbone
 from diffprune.inside.layers import CudnnAttention
-from diffprune.loading import brought_models, load_base, refuse_unknown, unreachable
+from diffprune.loading import brought_models, describe_base, load_base, refuse_unknown, unreachable
 from diffprune.registry import BACKBONES
 from diffprune.shapes import SHAPES, build, require_gpu
 
@@ -96,16 +97,19 @@ def shard(model: Any, processor: Any, mesh: DeviceMesh | None) -> Any:
 
 
 def _describe(weights: str, revision: str | None) -> Any:
-    from transformers import AutoConfig
-
+    """The configuration of the model, found quickly or not at all; a quantised one is refused."""
     setting = f"backbone.weights={weights!r}"
     refuse_unknown(weights, setting)
     if not Path(weights).is_dir():
         ask_hub_once(weights, revision, setting)
-    try:
-        return AutoConfig.from_pretrained(weights, revision=revision)
-    except (OSError, ValueError) as error:
-        raise unreachable(setting, error) from error
+    described = describe_base(weights, setting, revision=revision)
+    found = quantiser(getattr(described, "quantization_config", None))
+    if found is not None:
+        raise ValueError(
+            f"{setting} is quantised by {found}, and a pruner is not trained on that; name the checkpoint it was made "
+            "from, and load the pruner onto the quantised one afterwards"
+        )
+    return described
 
 
 def ask_hub_once(weights: str, revision: str | None, setting: str) -> None:
