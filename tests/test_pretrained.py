@@ -1,8 +1,11 @@
 """What a saved pruner says of itself: budgets, revision, measured rows; and who may read it."""
 
+import copy
 import errno
 import json
 import os
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,15 @@ import torch
 from accelerate import cpu_offload
 from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
+import diffprune as dp
 from diffprune import loading
+from diffprune.cli import main as cli
+from diffprune.config import BackboneConfig
+from diffprune.fingerprint import sampled_fingerprint, vision_state
 from diffprune.model import PrunedVLM
-from tests import tiny
+from diffprune.speed import plan
+from diffprune.train.frozen import load_frozen
+from tests import stock, tiny
 from tests.train import runs
 
 
@@ -155,3 +164,167 @@ def test_an_order_that_was_saved_is_raster_order_or_refused(tmp_path: Path) -> N
             continue
         with pytest.raises(ValueError, match="saved with order='native', which is no longer an option; change it to"):
             PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+
+
+# The base that a pruner was made for ---------------------------------------------------------------------------------
+
+
+def changed_processor(processor: Any, **changes: Any) -> Any:
+    other = copy.deepcopy(processor)
+    for key, value in changes.items():
+        setattr(other.image_processor, key, value)
+    return other
+
+
+def test_features_of_another_layer_are_another_base(tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path, base_id="x/y")
+    assert config_of(tmp_path)["features"]["layer"] == -2
+    model, processor = runs_copy()
+    model.load_state_dict(tiny.build("llava")[0].state_dict())
+    model.config.vision_feature_layer = -1
+    with pytest.raises(ValueError, match=r"'x/y' with other settings: .* of layer -2, and here of layer -1; load its"):
+        PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+    assert PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor, allow_other_base=True)
+
+
+@pytest.mark.parametrize("key, word", [("image_mean", "mean"), ("image_std", "deviation")])
+def test_pictures_on_another_scale_are_another_base(key: str, word: str, tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path)
+    model, processor = tiny.build("llava")
+    other = changed_processor(processor, **{key: [0.5, 0.5, 0.5]})
+    with pytest.raises(ValueError, match=rf"scaled by a {word} of \[0\..*\], and here by one of \[0.5, 0.5, 0.5\]"):
+        PrunedVLM.from_pretrained(tmp_path, base=model, processor=other)
+    nearly = changed_processor(processor, **{key: [value + 1e-7 for value in getattr(processor.image_processor, key)]})
+    assert PrunedVLM.from_pretrained(tmp_path, base=model, processor=nearly)
+
+
+def test_a_pruner_saved_before_all_values_were_hashed_still_loads(tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path)
+    config = config_of(tmp_path)
+    assert config["base"]["fingerprint"].startswith("all:")
+    model, processor = tiny.build("llava")
+    state = vision_state(make().backbone)
+    old = {"layer": -2, "before": "projector"}
+    for print_, fits in ((sampled_fingerprint(state.items()), True), ("0" * 32, False)):
+        base = config["base"] | {"fingerprint": print_}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"base": base, "features": old}))
+        if fits:
+            assert PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+            continue
+        with pytest.raises(ValueError, match="their vision weights differ"):
+            PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+
+
+def test_one_changed_weight_anywhere_in_the_tower_is_another_base(tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path)
+    model, processor = runs_copy()
+    model.load_state_dict(tiny.build("llava")[0].state_dict())
+    weight = max(model.model.vision_tower.parameters(), key=lambda one: one.numel())
+    assert weight.numel() > 4096
+    with torch.no_grad():
+        weight.view(-1)[1] += 1.0  # between the values that were once sampled
+    with pytest.raises(ValueError, match="their vision weights differ"):
+        PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+
+
+# A name that is no folder --------------------------------------------------------------------------------------------
+
+
+def test_the_hub_is_not_asked_for_a_folder_without_saying_so(caplog: pytest.LogCaptureFixture) -> None:
+    for load in (loading.load_base, PrunedVLM.from_pretrained, loading.is_pruner):
+        caplog.clear()
+        with (
+            pytest.raises(ValueError, match=r"runs/llava-k64.* is neither")
+            if load is not loading.is_pruner
+            else nullcontext()
+        ):
+            load("runs/llava-k64")
+        assert "there is no folder runs/llava-k64 here: asking the hub" in caplog.text
+
+
+def test_only_the_files_of_a_pruner_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make().save_pretrained(tmp_path)
+    asked: list[Any] = []
+
+    def download(name: str, **options: Any) -> str:
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model, processor = tiny.build("llava")
+    PrunedVLM.from_pretrained("owner/pruner", base=model, processor=processor)
+    assert asked == [("owner/pruner", {"allow_patterns": ["config.json", "model.safetensors", "README.md"]})]
+
+
+# A budget and what chooses -------------------------------------------------------------------------------------------
+
+NOTHING_CHOOSES = r"keep=4 needs something that chooses what is kept; name a method \(divprune .* load a saved pruner"
+
+
+def test_a_budget_without_a_method_is_an_error_in_python(tmp_path: Path) -> None:
+    model, processor = tiny.build("llava")
+    full = PrunedVLM(model, processor)
+    batch = [tiny.picture()]
+    for give in (
+        lambda: PrunedVLM(model, processor, keep=4),
+        lambda: full.generate(batch, "What?", keep=4, max_new_tokens=1),
+        lambda: full.select(batch, keep=4),
+        lambda: dp.load("llava-1.5-7b", keep=4),
+        lambda: dp.load("llava-1.5-7b", method="full", keep=4),
+    ):
+        with pytest.raises(ValueError, match=NOTHING_CHOOSES):
+            give()
+    assert PrunedVLM(model, processor, keep=1.0).method.name == "full"
+
+
+@pytest.mark.parametrize("command", ["ask", "show"])
+def test_a_budget_without_a_method_is_an_error_on_the_command_line(command: str, tmp_path: Path, capsys) -> None:
+    tiny.picture().save(tmp_path / "a.png")
+    question = ["What?"] if command == "ask" else ["--out", str(tmp_path / "b.png")]
+    method = [] if command == "ask" else ["--method", "full"]  # `show` draws with feature_norm where none is named
+    code = cli._run([command, "--image", str(tmp_path / "a.png"), "--keep", "4", *method, *question])
+    printed = capsys.readouterr().err
+    assert code != 0 and re.search(NOTHING_CHOOSES, printed) and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["ask", "show"])
+@pytest.mark.parametrize("option, what", [("--method", "method"), ("--model", "base model")])
+def test_nothing_beside_a_saved_pruner_is_ignored(command, option, what, tmp_path: Path, capsys) -> None:
+    tiny.picture().save(tmp_path / "a.png")
+    question = ["What?"] if command == "ask" else ["--out", str(tmp_path / "b.png")]
+    code = cli._run([command, "--image", str(tmp_path / "a.png"), "--pruner", "p", option, "random", *question])
+    printed = capsys.readouterr().err
+    assert code != 0 and f"--pruner p brings its own {what}, so {option} random would be ignored" in printed
+
+
+# Code beside a model -------------------------------------------------------------------------------------------------
+
+
+def plant_code(folder: Path, mark: Path) -> None:
+    """A model's folder whose every part names Python of its own, which would leave a mark."""
+    names = {"AutoConfig": "C", "AutoModelForImageTextToText": "M", "AutoProcessor": "P", "AutoImageProcessor": "I"}
+    (folder / "planted.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\nclass C: pass\nclass M: pass\nclass P: pass\n"
+    )
+    maps = {key: f"planted.{name}" for key, name in names.items()} | {"AutoTokenizer": ["planted.T", "planted.T"]}
+    for file in ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
+        if (folder / file).is_file():
+            found = json.loads((folder / file).read_text())
+            (folder / file).write_text(json.dumps(found | {"auto_map": maps}))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_code_beside_a_model_is_neither_run_nor_asked_about(known, tmp_path, monkeypatch) -> None:
+    folder = stock.save_stock(tmp_path / "model", "llava")
+    plant_code(folder, tmp_path / "mark")
+    if not known:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "planted"}))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on standard input"))
+    train = lambda: load_frozen(BackboneConfig(name="llava", weights=str(folder), dtype="float32"), torch.device("cpu"))  # noqa: E731
+    for load in (lambda: loading.load_base(folder), train, lambda: plan.describe(str(folder))):
+        with nullcontext() if known else pytest.raises(ValueError, match="model type 'planted' is not supported"):
+            load()
+    with pytest.raises(ValueError, match=r"trust_remote_code=True would run code from .*; it is not needed"):
+        loading.load_base(folder, trust_remote_code=True)
+    assert not (tmp_path / "mark").exists()

@@ -5,7 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diffprune.saving import exported_state, fingerprint, load_pruner, save_pruner
+from diffprune.fingerprint import fingerprint, sampled_fingerprint
+from diffprune.saving import exported_state, load_pruner, save_pruner
 
 CONFIG = {
     "method": {"name": "diffprune", "options": {"scorer_depth": 2}},
@@ -237,3 +238,17 @@ def test_a_fingerprint_distinguishes_values_names_and_shapes():
     ]
     prints = [fingerprint(other.items()) for other in [base, *others]]
     assert len(set(prints)) == len(prints)
+
+
+@pytest.mark.parametrize("place", [0, 1, 777, 1_999])
+def test_a_fingerprint_is_of_every_value(place):
+    changed = {name: value.clone() for name, value in weights().items()}
+    changed["wide"].view(-1)[place] += 1
+    assert fingerprint(changed.items()) != fingerprint(weights().items())
+
+
+def test_the_fingerprint_of_samples_is_what_it_was():
+    """As pruners hold it that were saved when 1,024 values of each tensor were hashed."""
+    steps = torch.arange(4096, dtype=torch.float32)
+    tensors = {"a": steps.view(64, 64) / 64, "b": (steps[:100] - 50) * 1e-6}
+    assert sampled_fingerprint(tensors.items()) == "07f07e55bace199750fbbe6ca5982a08"

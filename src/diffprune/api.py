@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from diffprune.fitting import move_model, refuse_full_budget
 from diffprune.loading import is_pruner, load_base
 from diffprune.methods.options import parse_method, require_weights
 from diffprune.model import PrunedVLM
@@ -17,8 +18,8 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
             installed package brings along.
         method: For a base model: a method's name (`dp.methods()`), with options `fastv[layer=3]`. A saved pruner has
             its own.
-        keep: The budget: an int is tokens per image, a float a share. Default: the smallest range a saved pruner was
-            trained for, else all tokens.
+        keep: The budget: an int is tokens per image, a float a share. Default: the largest a saved pruner was trained
+            for, else all tokens. A budget without anything that chooses is an error.
         options: Go to the model's `from_pretrained`: dtype, device_map, revision, ...
 
     Example:
@@ -31,31 +32,46 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
                 f"{name} is a saved pruner and brings its own method; leave method={method!r} out, or load its base"
             )
         return PrunedVLM.from_pretrained(name, keep=keep, **options)
-    if method is None:
-        if keep is not None:
-            raise ValueError(
-                f"keep={keep} needs something that chooses what is kept; name a method (method='divprune') or load a "
-                "saved pruner"
-            )
-        method = "full"
+    method = "full" if method is None else method
+    if method == "full":
+        refuse_full_budget(keep)
     require_weights(parse_method(method).name)
     base, processor = load_base(name, **options)
     return PrunedVLM(base, processor, method=method, keep=1.0 if keep is None else keep)
 
 
-def load_vlm(pruner: str, *, model: str, method: str, keep: str | None, device: str) -> PrunedVLM:
+def load_vlm(
+    pruner: str,
+    *,
+    model: str | None = None,
+    method: str | None = None,
+    keep: str | None = None,
+    device: str,
+    default_model: str = "scenes-llava",
+    default_method: str = "full",
+) -> PrunedVLM:
     """What the command line names: a saved pruner on its base, or with `none` any method around any model.
 
     Args:
-        method: A name, or with options `name[option=value;option=value]`.
+        model: Of `--pruner none`; a saved pruner names its own.
+        method: Of `--pruner none`, a name, or with options `name[option=value;option=value]`; a saved pruner has one.
     """
     budget = None if keep is None else Budget.parse(keep).keep
     if pruner != "none":
+        for option, value, what in (("--method", method, "method"), ("--model", model, "base model")):
+            if value is not None:
+                raise ValueError(
+                    f"--pruner {pruner} brings its own {what}, so {option} {value} would be ignored; leave one of the "
+                    "two out"
+                )
         vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
     else:
+        method = method or default_method
+        if method == "full":
+            refuse_full_budget(budget)
         require_weights(parse_method(method).name)
-        base, processor = load_base(model)
+        base, processor = load_base(model or default_model)
         vlm = PrunedVLM(base, processor, method=method, keep=1.0 if budget is None else budget)
-    vlm.base.to(device)
+    move_model(vlm.base, device)
     vlm.method.to(device)
     return vlm

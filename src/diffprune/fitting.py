@@ -8,11 +8,12 @@ from torch import nn
 
 from diffprune.backbones.base import Backbone
 from diffprune.backbones.splice import NEWLINE_RULES
+from diffprune.fingerprint import vision_state
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import parse_method
 from diffprune.registry import BACKBONES
-from diffprune.saving import vision_state
 from diffprune.tiles import BUDGETS
+from diffprune.types import Keep
 
 POSITIONS = ("original", "packed")
 
@@ -45,6 +46,36 @@ def build_for(backbone: Backbone, method: str | Pruner, options: Mapping[str, An
     if twice := sorted(named.options.keys() & options.keys()):
         raise ValueError(f"option {twice[0]!r} of method {method!r} is given beside it too; give it once")
     return named.build(block=backbone.block, language=backbone.language, **options)
+
+
+def plain_model(model: Any) -> Any:
+    """The Hugging Face model itself where PEFT has wrapped one: its adapters stand in the layers and stay at work."""
+    if type(model).__module__.partition(".")[0] == "peft":
+        return model.get_base_model()
+    return model
+
+
+def refuse_full_budget(keep: Keep | None) -> None:
+    """An error where a budget is given and nothing that chooses what is kept: no method, or `full`."""
+    if keep is not None and not (isinstance(keep, float) and keep == 1.0):
+        raise ValueError(
+            f"keep={keep} needs something that chooses what is kept; name a method (divprune needs no training) or "
+            "load a saved pruner"
+        )
+
+
+def move_model(model: Any, device: str) -> None:
+    """Bring the model to a device; an error where it is quantised or spread over devices and lies elsewhere."""
+    spread = getattr(model, "hf_device_map", None)
+    if not getattr(model, "is_quantized", False) and not spread:
+        model.to(device)
+        return
+    here = {parameter.device.type for parameter in model.parameters()} - {"meta"}
+    if here - {torch.device(device).type}:
+        raise ValueError(
+            f"the model is quantised or spread over devices and lies on {', '.join(sorted(here))}, not on {device}; "
+            "it cannot be moved afterwards, so load it there"
+        )
 
 
 def check_rules(positions: str | None, newline: str, budget: str) -> None:

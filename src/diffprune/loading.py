@@ -18,14 +18,16 @@ from diffprune.base_files import (
     adapted_base,
     damaged_file,
     missing_weights,
+    quantiser,
     require_config,
     require_quantiser,
     require_whole,
 )
+from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import refuse_offloaded, require_family, wrap_backbone
 from diffprune.methods.options import build_method
 from diffprune.registry import BACKBONES
-from diffprune.saving import CONFIG_FILE, exported_state, fingerprint, load_pruner, vision_state
+from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, load_pruner
 
 logger = logging.getLogger("diffprune")
 
@@ -311,13 +313,8 @@ def load_pruned_vlm(
         raise ValueError("a base model was given without its processor; give both")
     backbone = wrap_backbone(base, processor)
     refuse_offloaded(backbone, backbone.model.get_input_embeddings().weight.device)
-    found = fingerprint(vision_state(backbone).items())
-    if found != wanted["fingerprint"] and not allow_other_base:
-        name = getattr(base.config, "_name_or_path", "") or type(base).__name__
-        raise ValueError(
-            f"this pruner was trained on {wanted['id'] or wanted['model_type']!r}, not on {name!r}: "
-            "their vision weights differ; load its own base, or say allow_other_base=True"
-        )
+    if not allow_other_base:
+        refuse_other_base(backbone, config)
     if (order := config.get("order", "raster")) != "raster":
         raise ValueError(
             f"{directory} was saved with order={order!r}, which is no longer an option; change it to "
@@ -347,6 +344,29 @@ def load_pruned_vlm(
     return vlm
 
 
+def refuse_other_base(backbone: Any, config: Mapping[str, Any]) -> None:
+    """An error where a saved pruner would choose other tokens on this base than on its own, and why.
+
+    Args:
+        config: Of the saved pruner.
+    """
+    wanted, base = config["base"], backbone.model
+    trained_on = wanted["id"] or wanted["model_type"]
+    if not is_base(backbone, wanted["fingerprint"]):
+        name = getattr(base.config, "_name_or_path", "") or type(base).__name__
+        stored = quantiser(getattr(base.config, "quantization_config", None))
+        why = f" (those of this one are stored as {stored} has quantised them)" if stored else ""
+        raise ValueError(
+            f"this pruner was trained on {trained_on!r}, not on {name!r}: "
+            f"their vision weights differ{why}; load its own base, or say allow_other_base=True"
+        )
+    if why := other_features(backbone, config["features"]):
+        raise ValueError(
+            f"this pruner was trained on {trained_on!r} with other settings: {why}; load its own base and processor, "
+            "or say allow_other_base=True"
+        )
+
+
 def _local(directory: str | Path) -> tuple[Path, str | None]:
     """A saved pruner's folder: given, brought along by a package, or a hub id's files; and how to restore its files."""
     path = Path(directory)
@@ -359,8 +379,10 @@ def _local(directory: str | Path) -> tuple[Path, str | None]:
         return path, None
     from huggingface_hub import snapshot_download
 
+    say_hub_is_asked(str(directory))
     try:
-        return Path(snapshot_download(str(directory))), None
+        files = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE]  # whatever else lies there is left there
+        return Path(snapshot_download(str(directory), allow_patterns=files)), None
     except Exception as error:
         raise ValueError(
             f"{directory} is neither a local folder nor a hub repository that can be reached ({type(error).__name__})"

@@ -18,7 +18,15 @@ from diffprune.arguments import read_request
 from diffprune.backbones.prompts import Batch, Exchange
 from diffprune.chat import Talking
 from diffprune.decoding import Decoder, make_decoder
-from diffprune.fitting import build_for, check_fit, check_rules, refuse_offloaded, wrap_backbone
+from diffprune.fitting import (
+    build_for,
+    check_fit,
+    check_rules,
+    plain_model,
+    refuse_full_budget,
+    refuse_offloaded,
+    wrap_backbone,
+)
 from diffprune.losses import share_of
 from diffprune.memory import Memory
 from diffprune.methods.base import Kept, Pruner, Restricted
@@ -38,7 +46,9 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         model: The loaded model, of a supported family (`dp.backbones()`). It is frozen and stays untouched.
         processor: Its processor.
         method: A method's name (`dp.methods()`), which may hold options (`fastv[layer=3]`), or a built `Pruner`.
-        keep: The budget: an int is tokens per image, a float a share. Every call may give its own.
+            Default: full, which keeps every token.
+        keep: The budget: an int is tokens per image, a float a share. Every call may give its own. Default: all tokens;
+            a budget without a method is an error.
         positions: "original" keeps the position each token had before anything was dropped; "packed" numbers what is
             left without gaps, for engines that can do no other. Default: original, but with a method's `native=True`
             packed where its release does so and a position is one number.
@@ -57,8 +67,8 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         model: nn.Module,
         processor: Any,
         *,
-        method: str | Pruner = "full",
-        keep: int | float = 1.0,
+        method: str | Pruner | None = None,
+        keep: int | float | None = None,
         positions: str | None = None,
         newline: str = "rows",
         budget: str = "global",
@@ -68,16 +78,19 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         if isinstance(model, PrunedVLM):
             raise ValueError("the model is a PrunedVLM already; give its base: PrunedVLM(vlm.base, ...)")
         check_rules(positions, newline, budget)
+        if method is None:
+            refuse_full_budget(keep)
+        model = plain_model(model)
         # Held in a tuple, so that the frozen base is no submodule: never in a state dict, never moved or trained.
         self._base = (model.requires_grad_(False).eval(),)
         self.backbone = wrap_backbone(model, processor)
         self.backbone.keeps_newlines = newline
-        method = build_for(self.backbone, method, options)
+        method = build_for(self.backbone, "full" if method is None else method, options)
         check_fit(method, self.backbone, positions, budget)
         device = self.base.get_input_embeddings().weight.device
         refuse_offloaded(self.backbone, device)
         self.method = cast(Pruner, method.to(device))
-        self.budget, self.budget_rule = Budget(keep, method.rounding), budget
+        self.budget, self.budget_rule = Budget(1.0 if keep is None else keep, method.rounding), budget
         # A method inside the language model counts anew by itself, and three numbers for a place stay as they are.
         own_positions = method.positions if self.backbone.plain_positions and not method.is_inside else "original"
         self._given_positions, self.positions = positions, positions or own_positions
@@ -276,6 +289,8 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             return None
         if isinstance(keep, Tensor):
             return keep
+        if self.method.name == "full":
+            refuse_full_budget(keep)
         if isinstance(keep, Sequence):
             return counts_of_each(keep, tokens.mask, self.method.rounding)
         budget = self.budget_of(keep)

@@ -11,15 +11,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
+from diffprune.fingerprint import base_fingerprint, features_of
 from diffprune.results import Row, library_versions, markdown_table
 
 FORMAT = 1
@@ -37,29 +37,6 @@ CONFIG_KEYS: dict[str, type] = {"method": dict, "base": dict, "features": dict, 
 _METHOD_KEYS = ("name", "options")
 _BASE_KEYS = ("id", "revision", "fingerprint")
 _FILLED_KEYS = ("format", "versions", "weights_digest")
-
-_SAMPLED_VALUES = 1024  # of each tensor; enough to distinguish two trainings, fast for 300 M parameters
-_SMALLEST_NORMAL_HALF = 2.0**-14
-
-
-def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A short text that differs between the vision and projector weights of two base models.
-
-    Hashes every name and shape, and up to 1,024 evenly spaced values of each tensor. Values are rounded to bfloat16 and
-    those too small for a float16 become 0, so a 16-bit checkpoint has one fingerprint whether it is loaded as float32,
-    bfloat16 or float16. (A float32 checkpoint has one for float32 and bfloat16, and may have another for float16, where
-    it is rounded twice.) The order of the tensors does not matter.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        flat = tensor.detach().flatten()
-        if flat.numel() > _SAMPLED_VALUES:
-            flat = flat[torch.arange(_SAMPLED_VALUES, device=flat.device) * flat.numel() // _SAMPLED_VALUES]
-        values = flat.to("cpu", torch.bfloat16)
-        values = torch.where(values.abs() < _SMALLEST_NORMAL_HALF, torch.zeros_like(values), values)
-        digest.update(values.contiguous().view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def exported_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -242,22 +219,13 @@ def describe(vlm: Any, *, base_id: str | None = None, notes: str = "") -> dict[s
             "id": base_id or getattr(config, "_name_or_path", "") or "",
             "revision": getattr(config, "_commit_hash", None),
             "model_type": config.model_type,
-            "fingerprint": fingerprint(vision_state(vlm.backbone).items()),
+            "fingerprint": base_fingerprint(vlm.backbone),
         },
-        "features": {"layer": getattr(config, "vision_feature_layer", None), "before": "projector"},
+        "features": features_of(vlm.backbone),
         "budgets": list(vlm.trained_for) or [vlm.budget.keep],
         "positions": vlm.positions,
         "newline": vlm.backbone.keeps_newlines,
         "budget": vlm.budget_rule,
         **({"recipe": vlm.artefact["recipe"]} if "recipe" in vlm.artefact else {}),
         "notes": notes,
-    }
-
-
-def vision_state(backbone: Any) -> dict[str, Tensor]:
-    """The weights a pruner depends on: the vision tower's and the projector's."""
-    return {
-        f"{part}.{key}": value
-        for part, module in backbone.vision_modules().items()
-        for key, value in module.state_dict().items()
     }

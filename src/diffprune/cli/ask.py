@@ -16,10 +16,17 @@ def command(
     image: Annotated[list[Path], typer.Option(help="A picture; give the option again for more.")],
     pruner: Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")] = "none",
     model: Annotated[
-        str, typer.Option(help="Base model for --pruner none: a folder, a hub id, scenes-llava or scenes-nano.")
-    ] = "scenes-llava",
-    method: Annotated[str, typer.Option(help=f"Method for --pruner none (diffprune methods). {OPTIONS_HELP}")] = "full",
-    keep: Annotated[str | None, typer.Option(help="Tokens per picture (64) or a share (0.111).")] = None,
+        str | None,
+        typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help=f"Method for --pruner none (diffprune methods); default: full. {OPTIONS_HELP}"),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Tokens per picture (64) or a share (0.111); needs --pruner or --method."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Length of the answer at most.")] = 64,
     fast: Annotated[
         bool, typer.Option("--fast", help="Compile first (static shapes, on a GPU CUDA graphs), then answer.")
@@ -52,7 +59,7 @@ def command(
     answer = vlm.generate(images=pictures, text=question, max_new_tokens=max_new_tokens, do_sample=False)
     seconds = time.perf_counter() - start
     if as_json:
-        named = method if pruner == "none" else vlm.method.name
+        named = method or vlm.method.name
         print_json({"answer": answer, "keep": vlm.budget.keep, "method": named, "seconds": seconds, **extra})
     else:
         print(answer)

@@ -15,11 +15,13 @@ def command(
     out: Annotated[Path, typer.Option(help="Where to write the PNG.")],
     pruner: Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")] = "none",
     model: Annotated[
-        str, typer.Option(help="Base model for --pruner none: a folder, a hub id, scenes-llava or scenes-nano.")
-    ] = "scenes-llava",
+        str | None,
+        typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
+    ] = None,
     method: Annotated[
-        str, typer.Option(help=f"Method for --pruner none (diffprune methods). {OPTIONS_HELP}")
-    ] = "feature_norm",
+        str | None,
+        typer.Option(help=f"Method for --pruner none (diffprune methods); default: feature_norm. {OPTIONS_HELP}"),
+    ] = None,
     keep: Annotated[str | None, typer.Option(help="Tokens (64) or a share (0.111).")] = None,
     text: Annotated[str, typer.Option(help="A question, for methods that read it.")] = "",
     matrix: Annotated[
@@ -45,9 +47,9 @@ def command(
     require_plain(out)
     picture = open_image(image)
     where = choose_device(device)
-    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
+    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where, default_method="feature_norm")
     (selection,) = vlm.select([picture], [text])
-    named = method if pruner == "none" else vlm.method.name
+    named = method or vlm.method.name
     found: dict[str, object] = {"method": named, "keep": selection.keep.tolist(), "grid": selection.grid}
     if matrix:
         found |= save_matrix(vlm, picture, selection, out)
