@@ -16,11 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from diffprune.backbones.prompts import Batch
 from diffprune.config import STARTS, RunConfig
+from diffprune.fingerprint import sampled_fingerprint
 from diffprune.fitting import wrap_backbone
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
-from diffprune.saving import fingerprint
 from diffprune.schedules import Schedule, resolve_steps
 from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.checkpointing import (
@@ -213,8 +213,8 @@ class Trainer:
         return start
 
     def _base_fingerprint(self) -> str | None:
-        """Of all the frozen weights; None where each process holds a part of them."""
-        return None if self.config.backbone.shard else fingerprint(self.vlm.base.state_dict().items())
+        """Of samples of all the frozen weights (billions, so not of every value); None where each process holds a part of them."""
+        return None if self.config.backbone.shard else sampled_fingerprint(self.vlm.base.state_dict().items())
 
     def _restore(self, found: Checkpoint) -> None:
         try:
