@@ -38,7 +38,7 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def _digest(name: str, tensor: Tensor) -> bytes:
     digest = hashlib.sha256(f"{name}{tuple(tensor.shape)}".encode())  # in hardware on most machines
     for part in _plain_parts(tensor.detach()):
-        digest.update(_rounded(part))
+        digest.update(_rounded(part).data)
     return digest.digest()
 
 

@@ -148,7 +148,7 @@ def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any
 
 def _adapted(folder: str, model: Any, processor: Any) -> tuple[nn.Module, Any]:
     """The base model with a saved adapter in its layers; the module is the base's own class, as everywhere here."""
-    from peft import PeftModel
+    from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
     return PeftModel.from_pretrained(model, folder).get_base_model(), processor
 

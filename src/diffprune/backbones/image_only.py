@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoProcessor, Idefics3Processor, ProcessorMixin
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+from transformers.models.auto import processing_auto
 from transformers.utils.import_utils import is_num2words_available, is_torchvision_available
 
 VIDEO = "video_processor"
@@ -32,8 +32,9 @@ def load_processor(name: str | Path, model_type: str, **options: Any) -> Any:
 
 def family_processor(model_type: str) -> type[ProcessorMixin] | None:
     """The stock processor class of a family; None where transformers knows none."""
-    name = PROCESSOR_MAPPING_NAMES.get(model_type)
-    return None if name is None else processor_class_from_name(name)
+    names: Any = processing_auto
+    name = names.PROCESSOR_MAPPING_NAMES.get(model_type)
+    return None if name is None else names.processor_class_from_name(name)
 
 
 def is_whole(model_type: str) -> bool:
@@ -44,9 +45,10 @@ def is_whole(model_type: str) -> bool:
 @cache
 def image_only(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
     """The class for pictures and text alone, of the same name, so that it saves what the stock class would read."""
+    bases: Any = (stock, _NoVideo)
     if stock.__name__ in _TILED:
         return type(stock.__name__, (_Tiled, Idefics3Processor), {"kind": _TILED[stock.__name__]})
-    return type(stock.__name__, (stock, _NoVideo), {}) if VIDEO in stock.get_attributes() else stock
+    return type(stock.__name__, bases, {}) if VIDEO in stock.get_attributes() else stock
 
 
 class _NoVideo(ProcessorMixin):

@@ -213,7 +213,7 @@ class Trainer:
         return start
 
     def _base_fingerprint(self) -> str | None:
-        """Of samples of all the frozen weights (billions, so not of every value); None where each process holds a part of them."""
+        """Of samples of the frozen weights, billions as they are; None where each process holds a part of them."""
         return None if self.config.backbone.shard else sampled_fingerprint(self.vlm.base.state_dict().items())
 
     def _restore(self, found: Checkpoint) -> None:
