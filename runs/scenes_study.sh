@@ -171,8 +171,9 @@ from diffprune.registry import METHODS
 
 size = int(sys.argv[1])
 free = [name for name in METHODS.names() if not METHODS.get(name).trained and name != "full"]
+free = [name for name in free if name != "cls_attention"] + ["holov[variant=paper]"]  # one rule is one row
 wanted = sys.argv[2].split() or ["random", "oracle", *free]
-slow = [name for name in free if METHODS.get(name).place == "inside the LLM"]
+slow = [name for name in free if METHODS.get(name.partition("[")[0]).place == "inside the LLM"]
 names = ["random", "oracle", *(name for name in [*slow, *free] if name != "random" and name not in slow), *slow]
 names = [name for name in names if name in wanted]
 count = -(-len(names) // size)
@@ -216,7 +217,9 @@ join() { # name, options; files of evaluations that are not there are passed ove
     shift
     [ ${#files[@]} -gt 0 ] || return 0
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
-        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }runs/scenes_study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" "$@"
+        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }runs/scenes_study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" \
+        --tuned 'diffprune*=recipe and settings chosen on the validation split (docs/log.md)' \
+        --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
     [ ! -f "$work/results/$name.json" ] || cp "$work/results/$name.json" "$out/"
 }

@@ -100,6 +100,7 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ci95": (_is_interval, "a pair [low, high] of finite numbers"),
     "n_seeds": _COUNT,
     "unchanged": _SHARE,
+    "rank": (lambda value: value in (1, 2), "1 or 2"),  # best or second of its budget, where its leads leave 0 out
     "versus": _TEXT,  # the method whose lead over this one is given
     "lead": _NUMBER,
     "lead_ci95": (_is_interval, "a pair [low, high] of finite numbers"),
@@ -324,6 +325,15 @@ def write_results(
     )
     write_text(path, _to_json(results))
     return results
+
+
+def holds_results(path: Path) -> bool:
+    """Whether a JSON file is a results file, whole or not; one that is no JSON may have been."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True  # whoever reads it says what is wrong
+    return isinstance(content, dict) and {"rows", "command"} <= set(content)
 
 
 def read_results(path: str | Path) -> Results:

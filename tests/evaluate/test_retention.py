@@ -3,7 +3,7 @@
 import pytest
 
 from diffprune.evaluate.retention import retention
-from tests.paper.paper_tables import TABLES
+from diffprune.report.paper import TABLES
 
 ROWS = [
     pytest.param(table, scores, average, id=f"{table.name}-{budget}-{method}")

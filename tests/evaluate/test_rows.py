@@ -74,6 +74,19 @@ def test_a_clear_lead_holds_among_very_many() -> None:
     assert summaries([ours, far, *equal], versus="ours")["far", 8]["lead_holds"]
 
 
+def test_best_and_second_are_marked_only_where_they_are_ahead_of_all_below() -> None:
+    shares = {"first": 0.95, "second": 0.8, "third": 0.5, "oracle": 0.99, "first-throttled": 0.99}
+    rows = summaries([answered(name, 8, 0, share) for name, share in shares.items()])
+    assert {name: row.get("rank") for (name, _), row in rows.items() if name != "full"} == {
+        "first": 1, "second": 2, "third": None, "oracle": None, "first-throttled": None,
+    }  # fmt: skip
+    marks = {"a": 160, "b": 159, "c": 20}  # of 200, the same ones: a is ahead of b by one question
+    near = summaries([answered(name, 8, 0, "1" * right + "0" * (200 - right)) for name, right in marks.items()])
+    assert not any("rank" in row for row in near.values())  # nobody is best, so nobody is second
+    seeds = [answered("ours", 8, seed, share) for seed, share in enumerate((0.99, 0.5, 0.9))]
+    assert not any("rank" in row for row in summaries([*seeds, answered("b", 8, 0, 0.7)]).values())
+
+
 def test_rows_say_where_a_run_comes_from_and_summaries_name_each_origin_once() -> None:
     runs = [answered("ours", 64, seed, 0.9) for seed in (1, 2, 3)]
     origins = {

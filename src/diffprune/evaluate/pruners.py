@@ -108,7 +108,9 @@ def load_pruners(
         saved.append(SavedPruner(label, one.keep, seed, vlm.method, origin=origin))
         if throttled:
             pruner, throttle = load_throttled(Path(one.folder), vlm.method)
-            saved.append(SavedPruner(label + THROTTLED, one.keep, seed, pruner, throttle, origin))
+            saved.append(
+                SavedPruner(label + THROTTLED, one.keep, seed, pruner, throttle, {**origin, "choice": "throttled"})
+            )
     first.base.to(device)
     return first.with_method("full"), saved
 

@@ -4,6 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from diffprune.evaluate.answers import Answers, Entry, Keep, mean_keys
 from diffprune.evaluate.bootstrap import (
     LEVEL,
@@ -18,6 +21,7 @@ from diffprune.evaluate.retention import retention
 
 Place = tuple[str, Keep, int]  # method, budget and seed of a run
 Origins = Mapping[Place, Mapping[str, str]]  # where a run comes from, in keys of `ORIGIN_KEYS`
+NO_RIVALS = ("full", "oracle", "blind")  # they are no choice of tokens that could be deployed
 ORIGIN_KEYS = ("recipe", "choice", "tuned", "commit", "command")
 
 
@@ -132,11 +136,30 @@ def summary_rows(
             }
         rows.append(row if tasks is None else row | {"tasks": tasks})
     by_place = {(row["method"], row["keep"]): row for row in rows}
+    for keep in dict.fromkeys(keep for _, keep in groups):
+        _rank([row for row in rows if row["keep"] == keep], over_seeds)
     corrected = holm([two_sided_p(over_seeds[versus or "", keep] - over_seeds[method, keep]) for method, keep in leads])
     for key, p in zip(leads, corrected, strict=True):
         low, high = by_place[key]["lead_ci95"]
         by_place[key] |= {"lead_p": p, "lead_holds": p < LEVEL and not low <= 0 <= high}
     return rows
+
+
+def _rank(
+    rows: Sequence[dict[str, Any]], over_seeds: Mapping[tuple[str, Keep], Float[np.ndarray, " resamples"]]
+) -> None:
+    """Mark the best method of a budget, and the second, where the interval of its lead over all below leaves 0 out.
+
+    To be ahead of all is to pass every one of these tests, so their number asks for no correction.
+    """
+    rivals = [row for row in rows if row["method"] not in NO_RIVALS and not row["method"].endswith("-throttled")]
+    rivals.sort(key=lambda row: -row["retention"])
+    for place, row in enumerate(rivals[:2]):
+        own = over_seeds[row["method"], row["keep"]]
+        below = [over_seeds[other["method"], other["keep"]] for other in rivals[place + 1 :]]
+        if not below or any(interval(own - other)[0] <= 0 for other in below):
+            return
+        row["rank"] = place + 1
 
 
 def _retentions(same: Sequence[Answers], full: Answers, measured: Sequence[str]) -> list[float]:

@@ -42,7 +42,8 @@ class CDPruner(Pruner):
     """Greedy MAP of the determinantal point process with kernel `r_i cos(P_i, P_j) r_j`."""
 
     card = Card(
-        idea="keeps tokens relevant to the question and unlike one another: a large determinant of both together",
+        idea="keeps tokens relevant to the question and unlike one another: a large determinant of both together; the "
+        "relevance is ours (projected tokens against the prompt's embeddings) unless relevance=clip",
         paper="CDPruner: Beyond Attention or Similarity: Maximizing Conditional Diversity for Token Pruning in MLLMs",
         year=2025,
         licence="Apache-2.0",

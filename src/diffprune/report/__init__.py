@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diffprune.report.tables import WORDS, render_short, render_tables
-from diffprune.results import Results, read_results
+from diffprune.report.printed import printed_block
+from diffprune.report.tables import render_short, render_tables
+from diffprune.results import Results, holds_results, read_results
 
 HEAD = """# Results
 
@@ -25,10 +26,16 @@ Made by `diffprune report` from the files in `results/`; do not edit by hand. He
 and seed are in the files, their keys in [api.md](api.md#result-rows).
 
 Times in ms are medians. A cell `96.8 ± 0.4 (96.4 to 97.1) [213.3]` is a retention: percent of the full model's score,
-deviation over seeds, 95 % interval over questions. Methods inside the language model keep K tokens after their last cut
+deviation over seeds, 95 % interval (over seeds and questions together where a method has several seeds, unless the
+text below the table says otherwise). Methods inside the language model keep K tokens after their last cut
 (for p_mod K is the mean over layers); in square brackets is the number of visual tokens in a decoder layer, mean over
-layers, by the method's own rule (for all other methods it is K).
+layers, by the method's own rule (for all other methods it is K). The best method of a column is bold where the interval
+of its lead over every other one leaves 0 out, the second italic where the same holds of it and the rest; `full`,
+`oracle` and rows in which nothing is dropped take no part. `recipe, choice` says how a trained row came about: the
+recipe of our own scorers and how their scores are used, "own" for other trained methods. `fastervlm` is also known as
+`cls_attention`, `holov-paper` is HoloV as its paper has it, `holov` as its release works.
 """
+WORDS = {"taught": "supervised upper bound"}  # what recorded notes call otherwise
 ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
 _BLOCK = re.compile(
     r"(<!-- results: (?P<name>[\w-]+)(?P<short>, short(?:, (?P<methods>[^>]+?))?)? -->\n)"
@@ -37,12 +44,19 @@ _BLOCK = re.compile(
 )
 
 
-def read_folder(folder: str | Path) -> dict[str, Results]:
-    """Every results file of a folder by its name, in alphabetical order."""
+def read_folder(folder: str | Path, *, others: list[Path] | None = None) -> dict[str, Results]:
+    """Every results file of a folder by its name, in alphabetical order.
+
+    Args:
+        others: JSON files that hold something else are added here; by default they are an error.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: give the one that holds the results files with --results")
     files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(ANSWERS)]
+    if others is not None:
+        others += [path for path in files if not holds_results(path)]
+        files = [path for path in files if path not in others]
     return {path.stem: read_results(path) for path in files}
 
 
@@ -55,19 +69,32 @@ def _origin(results: Results, link: str) -> str:
     )
 
 
-def render_section(results: Results, link: str = "") -> str:
-    """One results file as Markdown: notes, origin, tables; `link` leads from the page to the folder of the file."""
+def render_section(results: Results, link: str = "", figures: Sequence[str] = ()) -> str:
+    """One results file as Markdown: notes, origin, tables, the paper's rows where columns match, figures.
+
+    Args:
+        link: Leads from the page to the folder of the file.
+        figures: Of the file, as the page links them.
+    """
     notes = f"{results.notes.removesuffix('.')}. " if results.notes else ""
     for recorded, word in WORDS.items():
         notes = re.sub(rf"\b{recorded}\b", word, notes)
-    return "\n".join([f"{notes}{_origin(results, link)}", render_tables(results.rows)])
+    tables = [render_tables(results.rows), *printed_block(results.rows, results.notes)]
+    pictures = [f"![{results.name}]({figure})\n" for figure in figures]
+    return "\n".join([f"{notes}{_origin(results, link)}", *tables, *pictures])
 
 
-def render_page(found: Mapping[str, Results], link: str = "../results") -> str:
+def render_page(
+    found: Mapping[str, Results], link: str = "../results", figures: Mapping[str, Sequence[str]] | None = None
+) -> str:
     """The whole page `docs/results.md`: a summary of each file, which is linked.
 
     Methods that a section above has with equal numbers are not shown again where they are nearly all of a file.
+
+    Args:
+        figures: By file those to show, as the page links them.
     """
+    figures = figures or {}
     if not found:
         return HEAD + "\nThere are no results files yet.\n"
     sections: list[str] = []
@@ -75,12 +102,14 @@ def render_page(found: Mapping[str, Results], link: str = "../results") -> str:
         own = _summary(results)
         above = next((other for other in found if _holds(_summary(found[other]), own)), name)
         if above == name or list(found).index(above) > list(found).index(name):
-            sections.append(f"## {name}\n\n{render_section(results, link)}")
+            sections.append(f"## {name}\n\n{render_section(results, link, figures.get(name, ()))}")
             continue
         more = [method for method, rows in own.items() if _summary(found[above]).get(method) != rows]
         rest = replace(results, rows=[row for row in results.rows if "retention" in row and row["method"] in more])
         note = f"Methods that [{above}](#{above}) has too, with equal numbers, are shown there. "
-        text = render_section(rest, link).replace(f"All {len(rest.rows):,} rows", f"All {len(results.rows):,} rows")
+        text = render_section(rest, link, figures.get(name, ())).replace(
+            f"All {len(rest.rows):,} rows", f"All {len(results.rows):,} rows"
+        )
         sections.append(f"## {name}\n\n{note}{text}".rstrip("\n") + "\n")
     return "\n".join([HEAD, *sections])
 

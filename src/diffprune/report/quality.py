@@ -1,0 +1,203 @@
+"""Tables of quality: what is left by method and budget, which recipe a row is, which leads hold, scores by task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from diffprune.registry import METHODS
+from diffprune.report.cells import DASH, LONG, budget_order, heading, noted_table, pivot
+from diffprune.results import CI_OVER, Row, markdown_table
+
+NAMES = {"taught": "supervised upper bound", "holov[variant=paper]": "holov-paper"}  # rows that are called otherwise
+ONE_RULE = {"cls_attention": "fastervlm"}  # two names of one rule: one row
+TRAINED = "recipe, choice"  # the column that says what a trained row is
+OURS = "diffprune"
+
+
+def name_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows with the names that tables use; of one rule under two names one row stays."""
+    present = {row.get("method") for row in rows}
+    found = []
+    for row in rows:
+        name = row.get("method")
+        if name in ONE_RULE and ONE_RULE[name] in present:
+            continue
+        found.append({**row, "method": NAMES.get(name, ONE_RULE.get(name, name))} if name is not None else dict(row))
+    return found
+
+
+# --- which recipe, which choice ---------------------------------------------------------------------------------------
+
+
+def trained_by(row: Row) -> str:
+    """`bridge, top-k` of our own scorers, "own" of other trained methods, a dash of those without training.
+
+    Rows of before recipe and choice were recorded say it by their label: `diffprune` was trained by the bridge, a label
+    with `-paper` by the paper's recipe, and all chose the K best.
+    """
+    name = str(row["method"])
+    if name.startswith(OURS):
+        recipe = row.get("recipe") or ("paper" if "-paper" in name else "bridge")
+        choice = "none dropped" if name.endswith("-throttled") else row.get("choice", "top-k")
+        return f"{recipe}, {choice}"
+    rule = name.partition("[")[0]
+    is_trained = "recipe" in row or (rule in METHODS.names() and METHODS.get(rule).trained)
+    return "own" if is_trained else DASH
+
+
+def about_rows(rows: Sequence[Row]) -> list[str]:
+    """What a reader must know of a summary table: its intervals, leads that hold, repetitions, settings, labels."""
+    parts: list[str] = []
+    if any("ci95" in row for row in rows) and not any("ci_over" in row for row in rows):
+        parts.append(f"Intervals are over {CI_OVER[0]} alone, seeds averaged: no lead is claimed from them.")
+    parts += _leads(rows)
+    apart = [
+        f"{row['method']} at {row['keep']} by {row['repeat_std']:.1f} ({row['repeat_of']})"
+        for row in rows
+        if "repeat_std" in row
+    ]
+    parts += [f"Runs of one training with one seed lie apart (deviation): {', '.join(apart)}."] if apart else []
+    trained = {str(row["method"]): trained_by(row) for row in rows}
+    if "own" in trained.values() and any(name.startswith(OURS) for name in trained):
+        found: dict[str, dict[str, None]] = {}
+        for row in rows:
+            if "tuned" in row:
+                found.setdefault(row["tuned"], {})[row["method"]] = None
+        said = "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items())
+        parts.append(f"Settings of trained methods: {said or 'how they were found is not recorded in this file'}.")
+    if any(text != DASH for text in trained.values()) and not any("recipe" in row for row in rows):
+        parts.append("Recipe and choice by label: the file is of before they were recorded.")
+    return [" ".join(parts) + "\n"] if parts else []
+
+
+def _leads(rows: Sequence[Row]) -> list[str]:
+    """Of whom over whom a lead holds, at which budgets."""
+    known = [row for row in rows if "lead_holds" in row]
+    if not known:
+        return []
+    ours, parts = known[0]["versus"], []
+    for words, is_in in (("ahead of", lambda row: row["lead"] > 0), ("behind", lambda row: row["lead"] < 0)):
+        by_budget: dict[Any, list[str]] = {}
+        for row in known:
+            if row["lead_holds"] and is_in(row):
+                by_budget.setdefault(row["keep"], []).append(f"{row['method']} ({abs(row['lead']):.1f})")
+        said = "; ".join(f"at {keep} {', '.join(by_budget[keep])}" for keep in sorted(by_budget, key=budget_order))
+        parts.append(f"{ours} is {words}: {said or 'none'}.")
+    return [f"Leads that hold (95 % interval without 0, Holm's correction over {len(known)}): {' '.join(parts)}"]
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def summary_tables(rows: Sequence[Row]) -> list[str]:
+    """Methods down, budgets across: what is left of the full model's score.
+
+    The full model's own row, 100, is not shown. Several models stand side by side, without intervals. Where the methods
+    are many, those with several seeds have a table of their own.
+    """
+    pruned = [row for row in rows if row["method"] != "full"] or list(rows)
+    models = dict.fromkeys(row.get("backbone") for row in pruned)
+    parts: list[str] = []
+    for tasks in dict.fromkeys(row.get("tasks") for row in pruned):
+        chosen = [row for row in pruned if row.get("tasks") == tasks]
+        parts += [f"tasks {tasks}:\n"] if tasks else []
+        if len(models) > 1:
+            parts.append(by_budget(chosen, lambda row: retention_cell(row, interval=False)))
+            parts += about_rows(chosen)
+            continue
+        parts += [f"{model}:\n" for model in models if model]
+        several = {row["method"] for row in chosen if row.get("n_seeds", 1) > 1}
+        if len({row["method"] for row in chosen}) <= LONG or not several:
+            parts.append(by_budget(chosen, retention_cell))
+        else:
+            for title, is_in in (("Several seeds", True), ("One run", False)):
+                some = [row for row in chosen if (row["method"] in several) == is_in]
+                parts += [f"{title}:\n", by_budget(some, retention_cell)]
+        parts += about_rows(chosen)
+        parts += equal_average_table(chosen)
+    return parts
+
+
+def by_budget(rows: Sequence[Row], cell: Callable[[Row], str], *, trained: bool = True) -> str:
+    """A table with a row per method and a column per model and budget; `cell` writes what is in it.
+
+    Args:
+        trained: Say which recipe and choice a row is, where one was trained.
+    """
+    models = list(dict.fromkeys(row.get("backbone") for row in rows))
+
+    def title(row: Row) -> str:
+        return f"{row['backbone']}, {heading('keep', row)}" if len(models) > 1 else heading("keep", row)
+
+    ordered = sorted(rows, key=lambda row: (models.index(row.get("backbone")), budget_order(row["keep"])))
+    columns = list(dict.fromkeys(title(row) for row in ordered))
+    methods: dict[str, dict[str, str]] = {}
+    for row in rows:
+        line = methods.setdefault(row["method"], {"method": row["method"], TRAINED: trained_by(row)})
+        line[title(row)] = cell(row)
+    said = [TRAINED] if trained and any(line[TRAINED] != DASH for line in methods.values()) else []
+    filled = [{key: line.get(key, DASH) for key in ("method", *said, *columns)} for line in methods.values()]
+    return markdown_table(filled, ["method", *said, *columns])
+
+
+def retention_cell(row: Row, interval: bool = True) -> str:
+    """The retention, its deviation over seeds, its interval and the mean over layers, as far as they are there."""
+    mark = {1: "**", 2: "_"}.get(row.get("rank", 0), "")
+    spread = f" ± {row['retention_std']:.1f}" if row.get("n_seeds", 1) > 1 else ""
+    around = " ({:.1f} to {:.1f})".format(*row["ci95"]) if interval and "ci95" in row else ""
+    return f"{mark}{row['retention']:.1f}{mark}{spread}{around}{average_of(row)}"
+
+
+def average_of(row: Row) -> str:
+    """Visual tokens a decoder layer holds, in square brackets, where a method drops them inside the language model."""
+    return f" [{row['average']:.1f}]" if "average" in row else ""
+
+
+def equal_average_table(rows: Sequence[Row]) -> list[str]:
+    """Methods inside the language model beside the method of comparison with no more tokens in a layer than they hold.
+
+    K of such a method is what stays after its last cut, so at equal K its layers hold more. Here each stands beside the
+    largest budget of the other one that is at most its mean over layers: who is behind here is so with more tokens.
+    (`fastv[budget=average]` and its like make K the mean over layers, where the model is deep enough for that.)
+    """
+    reference = next((str(row["versus"]) for row in rows if "versus" in row), OURS)
+    other = {row["keep"]: row for row in rows if row["method"] == reference and isinstance(row["keep"], int)}
+    inside = [row for row in rows if "average" in row and any(keep <= row["average"] for keep in other)]
+    if not inside:
+        return []
+
+    def cell(row: Row) -> str:
+        best = other[max(keep for keep in other if keep <= row["average"])]
+        return f"{row['retention']:.1f} with {row['average']:.1f}, {best['retention']:.1f} with {best['keep']}"
+
+    title = (
+        f"At equal average, what is left with how many tokens in a layer: methods inside the language model, and "
+        f"{reference} at the largest budget measured that is no larger:\n"
+    )
+    return [title, by_budget(inside, cell, trained=False)]
+
+
+# --- scores by task ---------------------------------------------------------------------------------------------------
+
+
+def quality_tables(rows: Sequence[Row]) -> list[str]:
+    """Methods and budgets down, tasks across; what a guess without the picture gets at the end."""
+    ordered = sorted(rows, key=lambda row: budget_order(row["keep"]))
+    tasks = dict.fromkeys(heading("task", row) for row in rows)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    ordered.sort(key=lambda row: methods.index(row["method"]))
+    by_task = pivot(ordered, ["method", "keep"], [heading("task", row) for row in ordered], "score")
+    by_task = [{**row, "keep": str(row["keep"])} for row in by_task]  # 1.0 is everything, 1 is one token
+    return noted_table(by_task + _chance_rows(rows), ["method", "keep", *tasks], ["method", "keep"])
+
+
+def _chance_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """By task the score of the best guess without the picture, as one last row; none where no row has it."""
+    by_task: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("chance") is not None:
+            by_task.setdefault(heading("task", row), []).append(row["chance"])
+    means = {task: fmean(values) for task, values in by_task.items()}
+    return [{"method": "chance", "keep": DASH} | means] if means else []
