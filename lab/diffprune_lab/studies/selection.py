@@ -1,6 +1,7 @@
 """How long each method takes to choose, on plain tensors, side by side with DiffPrune's scorer in one run.
 
 python -m diffprune_lab.studies.selection --device cuda --out results/selection_time.json
+python -m diffprune_lab.studies.selection --device cuda --methods gots,divprune --reference --out out/greedy.json
 python -m diffprune_lab.studies.selection --size tiny --out out/selection_time.json
 """
 
@@ -18,9 +19,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from diffprune.fast.graphs import capturing, waits_for_device
-from diffprune.methods.base import MergingPruner, Pruner, TrainablePruner
-from diffprune.methods.options import build_method
+from diffprune.methods.base import MergingPruner, Pruner
+from diffprune.methods.options import build_method, split_methods
 from diffprune.nn import BlockSpec
+from diffprune.ops.on_gpu import reference
 from diffprune.registry import METHODS
 from diffprune.results import source_commit, write_results
 from diffprune.speed.timing import time_ms
@@ -31,13 +33,14 @@ NOTES = (
     "after a warm-up, launched from Python (pruner_ms) and replayed as a CUDA graph (graph_ms; empty where the method "
     "waits for the device on its way, or takes over 0.2 s). at_once: images that fit into the memory at a time, where "
     "fewer than the batch; the time is all of them's. launches counts GPU kernels and copies of one call. diffprune is "
-    "the scorer of two blocks."
+    "the scorer of two blocks. steps: torch marks greedy choices made step by step by plain torch, without the kernels."
 )
 CALLS = 30
 SECONDS = 1.0  # for the calls of one method at one shape
 LONGEST_MS = 1_000.0  # a call that takes longer is made once
 PATIENCE_MS = 60_000.0  # a call that would take longer, judged by its single image, is not made
 LONGEST_REPLAY_MS = 200.0  # nor captured, which takes three calls
+REFERENCE_MS = 4_000.0  # nor by the reference, where a kernel is measured
 LAUNCH_SECONDS = 10.0  # beyond the rest, to count launches
 TEXT_TOKENS = 32
 
@@ -47,7 +50,10 @@ FAST = (
     "diffprune", "random", "uniform_grid", "centre", "feature_norm", "fastervlm", "holov", "prunesid", "visionselector",
     "gumbel_ste", "dynamicvit", "visionzip", "tome", "average_pool",
 )
-SLOW = ("text_cluster", "divprune", "oc_vtp", "gots", "cdpruner", "vispruner", "agilepruner", "mmtok")  # fastest first
+SLOW = (  # fastest first
+    "diffprune-diverse", "divprune", "gots", "cdpruner", "mmtok", "text_cluster", "oc_vtp", "vispruner", "agilepruner",
+)
+GREEDY = ("diffprune-diverse", "divprune", "gots", "cdpruner", "mmtok")  # have kernels
 # fmt: on
 
 
@@ -75,12 +81,17 @@ class Size:
 
 _GRIDS: tuple[tuple[Grid, int], ...] = (((24, 24), 64), ((48, 60), 320), ((128, 128), 1820))
 
+
+def _real_size(grids: Sequence[tuple[Grid, int]]) -> Size:
+    """Those grids with the widths of LLaVA-1.5-7B."""
+    block = BlockSpec(width=1024, heads=16, mlp_width=4096, activation="quick_gelu")
+    return Size(tuple(Shape(batch, grid, kept) for grid, kept in grids for batch in (1, 32)), block, 4096)
+
+
 SIZES = {
-    "full": Size(
-        tuple(Shape(batch, grid, kept) for grid, kept in _GRIDS for batch in (1, 32)),
-        BlockSpec(width=1024, heads=16, mlp_width=4096, activation="quick_gelu"),
-        4096,
-    ),
+    "full": _real_size(_GRIDS),
+    "middle": _real_size(_GRIDS[:2]),
+    "large": _real_size(_GRIDS[2:]),
     "tiny": Size(
         (Shape(1, (4, 6), 8), Shape(2, (6, 8), 12)),
         BlockSpec(width=16, heads=2, mlp_width=32, activation="quick_gelu"),
@@ -108,22 +119,26 @@ def make_tokens(shape: Shape, size: Size, device: str, dtype: torch.dtype) -> Vi
     )
 
 
-def make_methods(block: BlockSpec, device: str, dtype: torch.dtype) -> Iterator[Pruner]:
-    """Every method that chooses before the language model, learned ones with random weights; variants of one once."""
+def make_methods(block: BlockSpec, device: str, dtype: torch.dtype, wanted: Sequence[str] = ()) -> Iterator[Pruner]:
+    """Every method that chooses before the language model, learned ones with random weights; variants of one once.
+
+    Args:
+        wanted: These alone; none of them: all.
+    """
     names = [name for name in METHODS.names() if not METHODS.get(name).is_inside and name != "full"]
     order = (*FAST, *SLOW)
     ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
     seen: set[type] = set()
     for name in ranked:
         cls = METHODS.get(name)
-        if cls in seen:
+        if cls in seen or (wanted and name not in wanted):
             continue
         seen.add(cls)
         torch.manual_seed(0)
         method = build_method(name, block=block).eval()
         for parameter in method.parameters():
             nn.init.normal_(parameter, std=0.02)
-        yield method.to(device, dtype if isinstance(method, TrainablePruner) else torch.float32)
+        yield method.to(device, dtype if method.trained else torch.float32)
 
 
 def selection_of(method: Pruner, parts: Sequence[VisualTokens], num_kept: int) -> Callable[[], object]:
@@ -181,7 +196,16 @@ def count_launches(call: Callable[[], object]) -> int:
 class Run:
     """The rows of one run, written as they come."""
 
-    def __init__(self, size: Size, device: str, seconds: float, save: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __init__(
+        self,
+        size: Size,
+        device: str,
+        seconds: float,
+        save: Callable[[list[dict[str, Any]]], None],
+        *,
+        methods: Sequence[str] = (),
+        compare: bool = False,
+    ) -> None:
         self.size = size
         self.device = device
         self.dtype = torch.float16 if device == "cuda" else torch.float32
@@ -189,7 +213,8 @@ class Run:
         self.save = save
         self.rows: list[dict[str, Any]] = []
         self.captures = device == "cuda"  # until a capture fails, after which the allocator is not to be trusted
-        self.methods = list(make_methods(size.block, device, self.dtype))
+        self.compare = compare  # greedy choices without their kernels as well
+        self.methods = list(make_methods(size.block, device, self.dtype, methods))
 
     def run(self) -> list[dict[str, Any]]:
         fast = [method for method in self.methods if method.name in FAST]
@@ -199,6 +224,10 @@ class Run:
             for method in methods:
                 self.rows.append(self.row(method, tokens, shape))
                 self.save(self.rows)
+                if self.compare and method.name in GREEDY:
+                    with reference():
+                        self.rows.append(self.row(method, tokens, shape, steps="torch"))
+                    self.save(self.rows)
             del tokens
             self.free()
         if self.device == "cuda":
@@ -206,17 +235,18 @@ class Run:
             self.save(self.rows)
         return self.rows
 
-    def row(self, method: Pruner, tokens: VisualTokens, shape: Shape) -> dict[str, Any]:
+    def row(self, method: Pruner, tokens: VisualTokens, shape: Shape, **marks: str) -> dict[str, Any]:
         row: dict[str, Any] = {
             "method": method.name,
             "num_visual": shape.num_visual,
             "num_kept": shape.num_kept,
             "batch": shape.batch,
             "calls": 0,
+            **marks,
         }
         if time.monotonic() > self.deadline:
             return row | {"skipped": "no time was left"}
-        if (reason := self.too_long(method.name, shape)) is not None:
+        if (reason := self.too_long(row)) is not None:
             return row | {"skipped": reason}
         at_once = shape.batch
         while at_once:
@@ -237,21 +267,19 @@ class Run:
             return row
         return row | {"skipped": "the GPU's memory is too small"}
 
-    def too_long(self, name: str, shape: Shape) -> str | None:
+    def too_long(self, planned: dict[str, Any]) -> str | None:
         """Why a batch need not be tried: its single image was far too slow, too large, or not measured at all."""
-        single = next(
-            (
-                row
-                for row in self.rows
-                if (row["method"], row["num_visual"], row["batch"]) == (name, shape.num_visual, 1)
-            ),
-            None,
-        )
-        if single is None or shape.batch == 1:
+
+        def key(row: dict[str, Any]) -> tuple[Any, ...]:
+            return row["method"], row.get("steps"), row["num_visual"]
+
+        single = next((row for row in self.rows if key(row) == key(planned) and row["batch"] == 1), None)
+        if single is None or planned["batch"] == 1:
             return None
         if "skipped" in single:
             return f"for one image: {single['skipped']}"
-        if single["pruner_ms"] * shape.batch > PATIENCE_MS * 4:  # a batch is some times as fast as its images
+        patience = REFERENCE_MS if "steps" in planned else PATIENCE_MS
+        if single["pruner_ms"] * planned["batch"] > patience * 4:  # a batch is some times as fast as its images
             return f"one image alone takes {single['pruner_ms'] / 1e3:.1f} s"
         return None
 
@@ -299,20 +327,28 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--size", choices=tuple(SIZES), default="full")
     parser.add_argument("--seconds", type=float, default=90.0, help="time for all of it (default: %(default)s)")
+    parser.add_argument("--methods", default="", help="comma-separated: these alone (default: all)")
+    parser.add_argument("--reference", action="store_true", help="measure greedy choices without their kernels as well")
     parser.add_argument("--commit", help="commit to name in the file, where there is no git checkout")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; leave the option out to measure the CPU")
+    wanted = split_methods(options.methods)
+    for name in wanted:
+        if METHODS.get(name).is_inside or name == "full":
+            parser.error(f"--methods: {name} chooses nothing before the language model; leave it out")
     commit = options.commit or source_commit()
 
     def save(rows: list[dict[str, Any]]) -> None:
         write_results(options.out, name=options.out.stem, rows=rows, seeds=[0], commit=commit, notes=NOTES)
 
-    rows = Run(SIZES[options.size], options.device, options.seconds, save).run()
+    size = SIZES[options.size]
+    rows = Run(size, options.device, options.seconds, save, methods=wanted, compare=options.reference).run()
     console = Console()
     for row in rows:
-        if row["batch"] == 1 and row["num_visual"] == rows[0]["num_visual"]:
-            console.print(f"{row['method']:16} {row.get('pruner_ms', float('nan')):9.3f} ms {row.get('graph_ms')}")
+        shape = f"{row['num_visual']:6} x {row['batch']:<3}{row.get('steps', '')}"
+        took = row.get("skipped") or f"{row['pruner_ms']:9.3f} ms, graph {row.get('graph_ms')}"
+        console.print(f"{row['method']:18} {shape:18} {took}")
     console.print(f"wrote {len(rows)} rows to {options.out}")
 
 

@@ -15,7 +15,7 @@ from diffprune.backbones.base import Backbone, with_needs
 from diffprune.backbones.prompts import Batch
 from diffprune.fast import verify
 from diffprune.fast.buckets import Bucket, CacheStore, num_columns
-from diffprune.fast.choice import Choose, choose_by_score, take
+from diffprune.fast.choice import Choose, choose_by_score, choose_diverse, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
 from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory
@@ -24,6 +24,7 @@ from diffprune.fast.pictures import Chooser, Picture, Splicer
 from diffprune.fast.towers import BlockParts, Tower, tower_class
 from diffprune.fast.vision import Blocks, FastScorer
 from diffprune.methods.base import ScoringPruner
+from diffprune.methods.diffprune_diverse import DiffPruneDiverse
 from diffprune.nn.scorer import Scorer
 from diffprune.types import VisualTokens
 
@@ -305,10 +306,14 @@ class Builder:
         method, backbone = self.vlm.method, self.backbone
         if k == tokens.x.shape[1] or method.is_inside:
             return None
-        if self.scorer is not None and isinstance(method, ScoringPruner):
-            score = self.scorer.fix(tokens)
-            if verify.close(score(tokens.x), method.score(tokens), limit=verify.rounding(self.dtype)):
-                return choose_by_score(score, k, self.vision_compiler)
+        if self.scorer is not None and isinstance(method, ScoringPruner | DiffPruneDiverse):
+            score, exact = self.scorer.fix(tokens), method.score(tokens)
+            if verify.close(score(tokens.x), exact, limit=verify.rounding(self.dtype)):
+                if isinstance(method, ScoringPruner):
+                    return choose_by_score(score, k, self.vision_compiler)
+                by_hidden = method.options.features == "scorer"
+                read = self.scorer.fix_both(tokens) if by_hidden else lambda x: (score(x), None)
+                return choose_diverse(read, method, tokens, k, self.vision_compiler)
         if "text" in method.needs or not method.is_exact:
             return None
 

@@ -1,4 +1,4 @@
-"""The K largest scores without a sort, on static tensors."""
+"""Choices by a scorer on static tensors: the K largest scores without a sort, or worth times diversity."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,12 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from diffprune.methods.diffprune_diverse import DiffPruneDiverse
+from diffprune.ops import greedy_determinant
+from diffprune.ops.greedy import without_length
+from diffprune.ops.on_gpu import products
+from diffprune.types import VisualTokens
 
 # Features in; indices, features of the kept tokens and scores out, written into the tensors given.
 Choose = Callable[[Tensor, tuple[Tensor, Tensor, Tensor]], None]
@@ -48,3 +54,38 @@ def choose_by_score(score: Callable[[Tensor], Tensor], k: int, compiler: Any) ->
 
     finish_fused = compiler(finish)
     return lambda x, into: finish_fused(score(x), x, into)
+
+
+def choose_diverse(
+    read: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+    method: DiffPruneDiverse,
+    tokens: VisualTokens,
+    k: int,
+    compiler: Any,
+) -> Choose:
+    """What that method chooses: `greedy_diverse` with the small steps around its kernel compiled.
+
+    Args:
+        read: Logits, and hidden states where the method compares these.
+        tokens: Whose features the choice is called with.
+    """
+    closeness = method.closeness(tokens)
+
+    def weigh(logits: Tensor, square: Tensor) -> Tensor:
+        return without_length(method.worth(logits), square)
+
+    def finish(chosen: Tensor, logits: Tensor, x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
+        into[0].copy_(chosen)
+        into[1].copy_(take(x, chosen))
+        into[2].copy_(logits)
+
+    weigh_fused, finish_fused = compiler(weigh), compiler(finish)
+
+    def choose(x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
+        logits, hidden = read(x)
+        kernel = products(method.compared(tokens, hidden))
+        worth = weigh_fused(logits, kernel.diagonal(dim1=1, dim2=2))
+        chosen = greedy_determinant(kernel if closeness is None else kernel * closeness, k, worth=worth)
+        finish_fused(chosen, logits, x, into)
+
+    return choose

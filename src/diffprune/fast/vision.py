@@ -175,26 +175,40 @@ class FastScorer:
         self.blocks = make_blocks([scorer_block(block) for block in scorer.blocks], scorer.spec.heads)
         self.norm = None if isinstance(scorer.norm, torch.nn.Identity) else norm_of(scorer.norm, dtype)
         self.head = (scorer.head.weight.detach().float()[0], scorer.head.bias.detach().float())
-        self.finish = compiler(self.logits)
+        self.finish, self.finish_both = compiler(self.logits), compiler(self.logits_and_hidden)
         self.own_bytes = self.blocks.own_bytes
 
     def fix(self, tokens: VisualTokens) -> Callable[[Float[Tensor, "B N D"]], Float[Tensor, "B N"]]:
         """The scorer for tokens of this shape, none of them padding."""
+        return self._fixed(tokens, self.finish)
+
+    def fix_both(self, tokens: VisualTokens) -> Callable[[Tensor], tuple[Float[Tensor, "B N"], Float[Tensor, "B N W"]]]:
+        """The same with the tokens' last hidden states beside their logits."""
+        return self._fixed(tokens, self.finish_both)
+
+    def _fixed(self, tokens: VisualTokens, finish: Callable[..., Any]) -> Callable[[Tensor], Any]:
         angles = position_angles(tokens.coords, self.spec)
         tables = None if angles is None else (angles.cos(), angles.sin())
         nothing = torch.zeros_like(tokens.x).reshape(len(tokens), -1, self.spec.width)  # made once, never written
 
-        def run(x: Tensor) -> Tensor:
+        def run(x: Tensor) -> Any:
             patches, branch = x.reshape(len(x), -1, self.spec.width), nothing
             for index in range(len(self.blocks.weights)):
                 patches, branch = self.blocks(index, patches, branch, tables, None, len(patches))
-            return self.finish(patches, branch, x.shape[1])
+            return finish(patches, branch, x.shape[1])
 
         return run
 
     def logits(self, residual: Tensor, branch: Tensor, num_tokens: int) -> Float[Tensor, "B N"]:
+        return self.logits_and_hidden(residual, branch, num_tokens)[0]
+
+    def logits_and_hidden(
+        self, residual: Tensor, branch: Tensor, num_tokens: int
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N W"]]:
         patches = residual + branch
         if self.norm is not None:
             patches = normalise(patches, self.norm)
         logits = (patches.float() * self.head[0]).sum(-1) + self.head[1]  # as a sum it falls into the norm's kernel
-        return logits.unflatten(1, (num_tokens, -1)).mean(-1)
+        hidden = patches.unflatten(1, (num_tokens, -1))
+        hidden = hidden.squeeze(2) if hidden.shape[2] == 1 else hidden.mean(2)
+        return logits.unflatten(1, (num_tokens, -1)).mean(-1), hidden

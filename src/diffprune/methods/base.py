@@ -140,6 +140,7 @@ class Pruner(nn.Module, ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     place: ClassVar[str] = "before the LLM"
     trained: ClassVar[bool] = False
+    deploys: ClassVar[str] = ""  # the method whose trained weights it takes, where it has none of its own
     is_inside: ClassVar[bool] = False  # it drops between decoder layers
     is_merging: ClassVar[bool] = False  # it makes new tokens
     is_exact: ClassVar[bool] = True  # K says how many stay

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffprune.methods.base import Card, Counts, Pruner, check_choices
 from diffprune.nn import BlockSpec
-from diffprune.ops import cosine_matrix, greedy_determinant, unit_range
+from diffprune.ops import cosine_matrix, greedy_determinant, unit_range, wide_cosines
 from diffprune.ops.greedy import RANK_TOLERANCE
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
@@ -77,11 +77,10 @@ class CDPruner(Pruner):
         if tokens.projected is None:
             raise ValueError("cdpruner compares VisualTokens.projected, which is None; let the backbone give it")
         relevance = self.relevance(tokens)
-        similarity = cosine_matrix(self._as_compared(tokens.projected), dtype=torch.float32)
+        native, projected = self.options.native, tokens.projected
+        similarity = cosine_matrix(projected, dtype=torch.float32) if native else wide_cosines(projected)
         kernel = relevance.unsqueeze(2) * similarity * relevance.unsqueeze(1)
-        return greedy_determinant(
-            kernel, k, tokens.padding_mask, tolerance=0.0 if self.options.native else RANK_TOLERANCE
-        )
+        return greedy_determinant(kernel, k, tokens.padding_mask, tolerance=0.0 if native else RANK_TOLERANCE)
 
     def relevance(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         """How much each token has to do with the question, from almost 0 to 1 within each image; 0 at padding."""

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from diffprune.methods.base import Card, Counts, Pruner
-from diffprune.ops import cosine_matrix, greedy_max_min
+from diffprune.ops import cosine_matrix, greedy_max_min, wide_cosines
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
 
@@ -40,5 +40,5 @@ class DivPrune(Pruner):
         projected = tokens.projected
         if projected is None:
             raise ValueError("divprune compares VisualTokens.projected, which is None; let the backbone give it")
-        distance = 1 - cosine_matrix(projected if self.options.native else projected.float())
+        distance = 1 - (cosine_matrix(projected) if self.options.native else wide_cosines(projected))
         return greedy_max_min(distance, k, tokens.padding_mask)

@@ -42,5 +42,7 @@ class GOTS(Pruner):
     Options: ClassVar[type] = GOTSOptions
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        x = zero_padding(tokens.x.float(), tokens.mask).unflatten(-1, (tokens.group, -1)).mean(-2)
+        x = zero_padding(tokens.x, tokens.padding_mask)
+        if tokens.group > 1:
+            x = x.float().unflatten(-1, (tokens.group, -1)).mean(-2)
         return greedy_orthogonal(x, k, tokens.padding_mask, tolerance=None if self.options.native else RANK_TOLERANCE)

@@ -47,6 +47,26 @@ class Scorer(nn.Module):
             coords: Place of each patch, needed where the tower has rotary positions.
             segment: Which tile a token comes from; tiles are scored apart, at the cost of attention within each.
         """
+        return self._read(x, mask, coords, segment)[0]
+
+    def read(
+        self,
+        x: Float[Tensor, "B N D"],
+        *,
+        mask: Bool[Tensor, "B N"] | None = None,
+        coords: Int[Tensor, "B N G 2"] | None = None,
+        segment: Int[Tensor, "B N"] | None = None,
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N W"]]:
+        """Logits as `forward` gives them, and what the head reads them off: a token's last hidden state, after the
+        norm, the mean of its patches."""
+        logits, patches = self._read(x, mask, coords, segment)
+        num_patches = patches.shape[1] // logits.shape[1]
+        return logits, patches if num_patches == 1 else patches.unflatten(1, (-1, num_patches)).mean(2)
+
+    def _read(
+        self, x: Tensor, mask: Tensor | None, coords: Tensor | None, segment: Tensor | None
+    ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B P W"]]:
+        """Logits, and the last hidden state of every patch, padding with anything finite."""
         x = zero_padding(x, mask)
         if segment is None:
             return self._score_rows(x, mask, coords)
@@ -55,21 +75,28 @@ class Scorer(nn.Module):
         filled = index >= 0
         packed = x.flatten(0, 1)[index] * filled.unsqueeze(-1)
         places = None if coords is None else coords.flatten(0, 1)[index]
-        logits = self._score_rows(packed, None if bool(filled.all()) else filled, places)
-        spread = logits.new_zeros(real.numel()).index_put((index[filled],), logits[filled])
-        return spread.view(real.shape)
+        logits, patches = self._score_rows(packed, None if bool(filled.all()) else filled, places)
 
-    def _score_rows(self, x: Tensor, mask: Tensor | None, coords: Tensor | None) -> Tensor:
-        """Logits of rows in which every real token attends to every other."""
+        def spread(values: Tensor) -> Tensor:
+            """From one row a tile to one row an image."""
+            out = values.new_zeros(real.numel(), *values.shape[2:]).index_put((index[filled],), values[filled])
+            return out.unflatten(0, real.shape)
+
+        hidden = spread(patches.unflatten(1, (logits.shape[1], -1)))
+        return spread(logits), hidden.flatten(1, 2)
+
+    def _score_rows(self, x: Tensor, mask: Tensor | None, coords: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logits and hidden patches of rows in which every real token attends to every other."""
         num_patches = x.shape[-1] // self.spec.width
         patches = x.to(self.head.weight.dtype).unflatten(-1, (num_patches, -1)).flatten(1, 2)  # [B, N * G, W]
         patch_mask = None if mask is None else mask.repeat_interleave(num_patches, dim=1)
         angles = position_angles(coords, self.spec)
         for block in self.blocks:
             patches = block(patches, mask=patch_mask, angles=angles)
-        logits = exact_linear(self.norm(patches), self.head).squeeze(-1)
+        patches = self.norm(patches)
+        logits = exact_linear(patches, self.head).squeeze(-1)
         logits = logits.unflatten(1, (-1, num_patches)).mean(-1)  # a group's logit is the mean of its patches
-        return logits if mask is None else torch.where(mask, logits, 0.0)
+        return logits if mask is None else torch.where(mask, logits, 0.0), patches
 
 
 class BilinearScorer(nn.Module):

@@ -5,9 +5,11 @@ from diffprune.ops.greedy import (
     cosine_matrix,
     greedy_coverage,
     greedy_determinant,
+    greedy_diverse,
     greedy_max_min,
     greedy_orthogonal,
     unit_range,
+    wide_cosines,
 )
 from diffprune.ops.gumbel import gumbel_keep, gumbel_topk
 from diffprune.ops.hard_topk import hard_mask, hard_topk, take_tokens
@@ -22,6 +24,7 @@ __all__ = [
     "cosine_matrix",
     "greedy_coverage",
     "greedy_determinant",
+    "greedy_diverse",
     "greedy_max_min",
     "greedy_orthogonal",
     "gumbel_keep",
@@ -38,4 +41,5 @@ __all__ = [
     "take_tokens",
     "unit_range",
     "vp_noise",
+    "wide_cosines",
 ]

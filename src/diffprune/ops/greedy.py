@@ -4,8 +4,13 @@ Every function runs as many steps as the largest k, each a few operations over a
 gives indices as `hard_topk` does: ascending, never padding, -1 at the end of rows that keep fewer. A greedy choice of k
 begins with its choice of k - 1, so a row with a smaller budget simply stops earlier. Of equal gains the lower index
 goes first. There is no gradient, and with an int k nothing waits for the device.
+
+On a GPU with Triton the steps run in the kernels of `diffprune.ops.greedy_kernels`, in float32; what is written here is
+what they have to equal, what runs everywhere else, and inside `on_gpu.reference()`.
 """
 
+import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
+from diffprune.ops.on_gpu import HALVES, kernels_for, multiplies_halves, products
 
 # Of its own squared length, what a token must still have outside the span of the others to count as new: float32 leaves
 # rounding of some 1e-5 there once the span is full, and two tokens this close are half a degree apart.
@@ -21,6 +27,53 @@ RANK_TOLERANCE = 1e-4
 
 # The least a residual is taken for where it is divided by whatever it has come to.
 LEAST_RESIDUAL = 1e-12
+
+# Bytes that the products of tokens may take at a time where a choice is made of tokens and not of a matrix.
+ROOM = 2**32
+
+
+@torch.no_grad()
+def wide_cosines(x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N N"]:
+    """The cosine of the angle between every two tokens, in float32 whatever type they have.
+
+    Products of half precision are exact in float32, so on a GPU tensor cores multiply the tokens as they are, and
+    lengths are divided out afterwards.
+    """
+    if not multiplies_halves(x):
+        return cosine_matrix(x.float())
+    cosines = products(x)
+    inverse = cosines.diagonal(dim1=1, dim2=2).sqrt().clamp(min=1e-12).reciprocal()
+    return cosines.mul_(inverse.unsqueeze(2)).mul_(inverse.unsqueeze(1))
+
+
+@torch.no_grad()
+def greedy_diverse(
+    x: Float[Tensor, "B N D"],
+    worth: Float[Tensor, "B N"],
+    k: int | Int[Tensor, " B"],
+    mask: Bool[Tensor, "B N"] | None = None,
+    *,
+    closeness: Float[Tensor, "B N N"] | None = None,
+) -> Int64[Tensor, "B K"]:
+    """Tokens that are worth much and unlike one another: a large determinant of `q_i q_j cos(x_i, x_j)`.
+
+    Past the rank of the features the worth decides.
+
+    Args:
+        x: Features, of any type; only their angles count. A token of zeros is unlike all, and adds nothing.
+        worth: log q.
+        k: Tokens to keep, from 0 to the real tokens of the row.
+        mask: True where a token is real.
+        closeness: What each cosine is multiplied by; positive semidefinite, 1 on the diagonal.
+    """
+    kernel = products(x)
+    worth = without_length(worth, kernel.diagonal(dim1=1, dim2=2))
+    return greedy_determinant(kernel if closeness is None else kernel * closeness, k, mask, worth=worth)
+
+
+def without_length(worth: Float[Tensor, "B N"], square: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+    """The worth that makes of products of tokens what `worth` makes of their cosines, given squared lengths."""
+    return worth - 0.5 * square.clamp(min=torch.finfo(square.dtype).tiny).log()
 
 
 @torch.no_grad()
@@ -56,6 +109,7 @@ def greedy_determinant(
     k: int | Int[Tensor, " B"],
     mask: Bool[Tensor, "B N"] | None = None,
     *,
+    worth: Float[Tensor, "B N"] | None = None,
     tolerance: float = RANK_TOLERANCE,
 ) -> Int64[Tensor, "B K"]:
     """The tokens whose submatrix of a positive semidefinite kernel has a large determinant (greedy MAP of a DPP).
@@ -68,9 +122,21 @@ def greedy_determinant(
         kernel: Symmetric; of two alike tokens the second adds nothing.
         k: Tokens to keep, from 0 to the real tokens of the row.
         mask: True where a token is real.
+        worth: Logarithm w of what a token is worth: the kernel is then `exp(w_i) kernel_ij exp(w_j)`, however far
+            apart the worths are, and past its rank the worth decides where the kernel's diagonal does not.
         tolerance: The share of its diagonal below which a token's residual counts as rounding.
     """
-    return _pivoted_cholesky(kernel.diagonal(dim1=1, dim2=2), lambda pick: _row_of(kernel, pick), k, mask, tolerance)
+    diagonal = kernel.diagonal(dim1=1, dim2=2)
+    # Where rounding decides, it is the rounding of the steps below.
+    if tolerance and (kernels := kernels_for(kernel, kernel.shape[1], torch.float32)) is not None:
+        whole = diagonal if mask is None else diagonal.masked_fill(~mask, 0)
+
+        def steps(count: Tensor, width: int) -> Tensor:
+            spent = functools.partial(_spent, whole, worth, mask, tolerance)
+            return kernels.determinant(kernel, whole, spent, worth, count, mask, width, tolerance=tolerance)
+
+        return _by_kernel(steps, diagonal, k, mask)
+    return _pivoted_cholesky(diagonal, lambda pick: _row_of(kernel, pick), k, mask, tolerance, worth)
 
 
 @torch.no_grad()
@@ -86,8 +152,25 @@ def greedy_orthogonal(
     The same choice as `greedy_determinant(x @ x^T, ...)` without that matrix; its rows are made as they are needed.
 
     Args:
+        x: Of any type; products are in float32 at least.
         tolerance: As there. None: residuals decide to the last, rounding or not, of equal ones the lower index.
     """
+    if tolerance and (kernels := kernels_for(x, x.shape[1], torch.float32, *HALVES)) is not None:
+
+        def steps(count: Tensor, width: int) -> Tensor:
+            at_once = max(1, ROOM // (4 * x.shape[1] ** 2))
+            found: list[Tensor] = []
+            for first in range(0, len(x), at_once):
+                rows = slice(first, first + at_once)
+                kernel, real = products(x[rows]), None if mask is None else mask[rows]
+                whole = x[rows].float().square().sum(-1)  # alike for tokens that are alike, wherever they stand
+                whole = whole if real is None else whole.masked_fill(~real, 0)
+                spent, own = functools.partial(_spent, whole, None, real, tolerance), count[rows]
+                found.append(kernels.determinant(kernel, whole, spent, None, own, real, width, tolerance=tolerance))
+            return torch.cat(found) if len(found) > 1 else found[0]
+
+        return _by_kernel(steps, x[..., 0], k, mask)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
 
     def row(pick: Int64[Tensor, "B 1"]) -> Float[Tensor, "B 1 N"]:
         return _row_of(x, pick) @ x.transpose(1, 2)
@@ -108,6 +191,8 @@ def greedy_max_min(
         k: Tokens to keep, from 0 to the real tokens of the row.
         mask: True where a token is real.
     """
+    if (kernels := kernels_for(distance, distance.shape[1], torch.float32, *HALVES)) is not None:
+        return _by_kernel(lambda count, width: kernels.max_min(distance, count, mask, width), distance[:, 0], k, mask)
     if mask is not None:
         distance = distance.masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)), torch.inf)  # none is near to padding
     # A column's smallest entry is the token itself; a token that is alone in its row has no other.
@@ -138,6 +223,8 @@ def greedy_coverage(
         k: Tokens to keep, from 0 to the real tokens of the row.
         mask: True where a token is real.
     """
+    if (kernels := kernels_for(coverage, coverage.shape[2], torch.float32)) is not None:
+        return _by_kernel(lambda count, width: kernels.coverage(coverage, count, mask, width), coverage[:, 0], k, mask)
     gain = coverage.sum(1)  # [B, N], what each token would add
     check_inputs(gain, k, mask)
     taken = torch.zeros_like(gain, dtype=torch.bool) if mask is None else ~mask
@@ -159,22 +246,28 @@ def _pivoted_cholesky(
     k: int | Int[Tensor, " B"],
     mask: Bool[Tensor, "B N"] | None,
     tolerance: float | None,
+    worth: Float[Tensor, "B N"] | None = None,
 ) -> Int64[Tensor, "B K"]:
-    """The pivots of the kernel with that diagonal, whose rows are asked for as they are needed."""
-    check_inputs(diagonal, k, mask)
+    """The pivots of the kernel with that diagonal, whose rows are asked for as they are needed.
+
+    What a token is worth multiplies its residual and changes nothing else: as it stands in its row and in its column,
+    it divides out of every factor.
+    """
+    check_inputs(diagonal if worth is None else worth, k, mask)
     diagonal = diagonal if mask is None else diagonal.masked_fill(~mask, 0)
     floor = torch.full_like(diagonal, -torch.inf) if tolerance is None else tolerance * diagonal
-    # In a row's order of preference: residuals above the floor; then, from -2 to -1, what is left by its diagonal.
-    residual, exhausted = state = torch.stack(
-        [diagonal, diagonal / diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(diagonal.dtype).tiny) - 2]
-    )  # [2, B, N]; -inf in both for what may not be taken
+    residual, spent = state = torch.stack([diagonal, _spent(diagonal, worth, mask, tolerance)])  # [2, B, N]
     if mask is not None:
-        state.masked_fill_(~mask, -torch.inf)
+        state.masked_fill_(~mask, -torch.inf)  # in both, for what may not be taken
     picks = _no_picks(diagonal, k)
     factors = diagonal.new_empty(len(picks), *diagonal.shape)  # [K, B, N]
     size = diagonal.new_empty(len(diagonal), 1)
     for step, pick in enumerate(picks):
-        torch.max(torch.where(residual > floor, residual, exhausted), -1, keepdim=True, out=(size, pick))
+        is_new = residual > floor
+        gain = residual if worth is None else residual.log() + 2 * worth
+        torch.max(torch.where(is_new, gain, spent), -1, keepdim=True, out=(size, pick))
+        if worth is not None:
+            size = torch.where(is_new, residual, -1).gather(1, pick)
         past = factors[:step]
         own = past.gather(2, pick.expand(step, -1, -1))  # [step, B, 1]
         left = torch.baddbmm(row(pick), own.permute(1, 2, 0), past.transpose(0, 1), alpha=-1).squeeze(1)
@@ -186,6 +279,41 @@ def _pivoted_cholesky(
         residual.addcmul_(factor, factor, value=-1)
         state.scatter_(2, pick.expand(2, -1, -1), -torch.inf)
     return _ascending(picks, k, mask)
+
+
+def _spent(
+    diagonal: Float[Tensor, "B N"],
+    worth: Float[Tensor, "B N"] | None,
+    mask: Bool[Tensor, "B N"] | None,
+    tolerance: float | None,
+) -> Float[Tensor, "B N"]:
+    """What tokens are ranked by once their residual is rounding, below every gain: the diagonal, times the worth.
+
+    Without a worth from -2 to -1 of the largest. With one all is in logs, moved below the least gain that a residual
+    above its tolerance can have.
+    """
+    least = torch.finfo(diagonal.dtype).tiny
+    if worth is None:
+        return diagonal / diagonal.amax(-1, keepdim=True).clamp(min=least) - 2
+    whole = diagonal.clamp(min=least).log() + 2 * worth
+    low, high = (whole, whole) if mask is None else (whole.masked_fill(~mask, end) for end in (torch.inf, -torch.inf))
+    return whole - (high.amax(-1, keepdim=True) - low.amin(-1, keepdim=True) + 1 - math.log(tolerance or 1.0))
+
+
+def _by_kernel(
+    steps: Callable[[Tensor, int], Int64[Tensor, "B K"]],
+    like: Float[Tensor, "B N"],
+    k: int | Int[Tensor, " B"],
+    mask: Bool[Tensor, "B N"] | None,
+) -> Int64[Tensor, "B K"]:
+    """What a kernel picks, given the tokens that each row keeps and the most of them."""
+    check_inputs(like, k, mask)
+    width = widest(k)
+    if width == 0:
+        return torch.empty(len(like), 0, dtype=torch.int64, device=like.device)
+    budget = per_row(k, like, torch.int32)
+    budget = budget if mask is None else budget.minimum(mask.sum(-1, keepdim=True, dtype=torch.int32))
+    return steps(budget.reshape(-1).contiguous(), width)
 
 
 def _without_padding(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N"]:

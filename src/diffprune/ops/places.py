@@ -1,10 +1,27 @@
-"""Where the visual tokens of a prompt look, for methods inside the language model that need to know."""
+"""Where visual tokens look, for methods that need to know."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from diffprune.types import Origin
+from diffprune.types import Origin, VisualTokens
+
+
+def places(tokens: VisualTokens) -> Float[Tensor, "B N 2"] | None:
+    """Where each token looks, in tokens: on its image's grid, and where tiles overlap in the picture itself.
+
+    None where that is not known. Padding holds anything finite, and nothing waits for the device.
+    """
+    if tokens.segment is None and tokens.grid:
+        index = torch.arange(tokens.x.shape[1], device=tokens.x.device)
+        rows = {grid: torch.stack([index // grid[1], index % grid[1]], dim=-1).float() for grid in set(tokens.grid)}
+        return torch.stack([rows[grid] for grid in tokens.grid])
+    if tokens.boxes is None:
+        return None
+    first, last = tokens.boxes.float().unflatten(-1, (2, 2)).unbind(-2)  # [B, N, 2]
+    real = tokens.mask.unsqueeze(-1)
+    side = ((last - first) * real).mean(-1).sum(-1) / tokens.mask.sum(-1).clamp(min=1)  # of the row's mean token
+    return ((first + last) / 2 / side.clamp(min=1e-6).view(-1, 1, 1)).where(real, 0.0)
 
 
 def grid_places(origin: Origin) -> Int[Tensor, "B M 2"]:
