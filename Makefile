@@ -11,7 +11,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := -m pytest -n $(WORKERS) -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test fuzz check format bench test-matrix test-library test-integrations docs clean
+.PHONY: help venv demo test fuzz mutants check format bench test-matrix test-library test-integrations docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -33,6 +33,9 @@ test: $(STAMP)  ## the whole default test suite
 
 fuzz: $(STAMP)  ## search for examples that break the properties of the operators
 	DIFFPRUNE_FUZZ=1 $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -q tests/ops tests/test_schedules.py
+
+mutants: $(STAMP)  ## put each fault of tools/mutants/faults.txt into a copy; the suite must see 97 of 100
+	$(TEST_ENV) $(BIN)/python -m tools.mutants
 
 check: $(STAMP)  ## format, lint, types, import direction, docs coverage
 	$(BIN)/ruff format --check .

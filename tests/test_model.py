@@ -416,3 +416,25 @@ def test_the_base_model_is_no_part_of_the_module() -> None:
     assert not any(name.startswith(("_base", "backbone")) for name in vlm.state_dict())
     assert all(name.startswith("method.") for name, _ in vlm.named_parameters())
     assert vlm.base is tiny.build("llava")[0]
+
+
+@pytest.mark.parametrize(
+    ("keep", "sentence"),
+    [
+        ([0], r"keep=\[0\] keeps nothing of an image"),
+        ([-3], r"keep=\[-3\] keeps nothing of an image"),
+        ([3, 3], r"keep=\[3, 3\] names 2 images, and there are 1"),
+        ([0.5], r"keep=\[0.5\] is no count of tokens"),
+    ],
+)
+def test_counts_given_one_by_one_are_checked(keep: list[float], sentence: str) -> None:
+    vlm = pruned("llava", "feature_norm")
+    batch = vlm.prepare([[tiny.picture(1)]], ["what?"], answers=["red"])
+    with pytest.raises(ValueError, match=sentence):
+        vlm.loss(batch, keep=torch.tensor(keep), hard=True)
+
+
+def test_more_tokens_than_an_image_has_are_all_of_them() -> None:
+    vlm = pruned("llava", "feature_norm")
+    tokens = vlm.encode(vlm.prepare([tiny.picture(1)] * 2, ["what?"] * 2))
+    assert vlm.counts(tokens, torch.tensor([99, 3])).tolist() == [16, 3]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffprune.backbones.base import Backbone
 from diffprune.backbones.splice import real_columns_first
+from diffprune.backbones.windows import most_new_tokens, refuse_beyond_window
 from diffprune.inside.generate import generate
 from diffprune.inside.loop import dropped_states, masked_states
 from diffprune.losses import AnswerStates, add, cross_entropy, distance_from_full
@@ -79,6 +80,8 @@ class StockDecoder(Decoder):
     def generate(
         self, lm: LMInputs, k: Int[Tensor, " B"] | None, *, memory: Memory | None = None, **kwargs: Any
     ) -> Any:
+        new_tokens = most_new_tokens(self.backbone.model, lm.input_ids.shape[1], kwargs)
+        refuse_beyond_window(self.backbone.language_model.config, lm, new_tokens=new_tokens)
         return self.backbone.generate(lm, **kwargs) if memory is None else memory.generate(self.backbone, lm, **kwargs)
 
     def states(
@@ -94,7 +97,7 @@ class StockDecoder(Decoder):
         if self.backbone.two_way(lm) is None:
             lm = real_columns_first(lm)
         assert lm.labels is not None
-        return AnswerStates(self.backbone.hidden(lm)[:, :-1], lm.labels[:, 1:])
+        return AnswerStates(self.backbone.last_states(lm)[:, :-1], lm.labels[:, 1:])
 
 
 class LayerDecoder(Decoder):
@@ -112,6 +115,8 @@ class LayerDecoder(Decoder):
             return self.stock.generate(lm, k, memory=memory, **kwargs)
         if memory is not None:
             memory.forget_cache()  # the method looks at the question, so each turn is cut anew
+        new_tokens = most_new_tokens(self.backbone.model, lm.input_ids.shape[1], {"max_new_tokens": 32, **kwargs})
+        refuse_beyond_window(self.backbone.language_model.config, lm, new_tokens=new_tokens, in_layers=True)
         return generate(self.backbone, lm, self.method, k, **kwargs)
 
     def states(

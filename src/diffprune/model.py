@@ -34,7 +34,7 @@ from diffprune.ops.noise import Generators
 from diffprune.pretrained import SavedPruner
 from diffprune.restriction import restrict, with_soft_mask
 from diffprune.tiles import PerTile
-from diffprune.types import Budget, Keep, LMInputs, Selection, VisualTokens, counts_of_each
+from diffprune.types import Budget, Keep, LMInputs, Selection, VisualTokens, check_counts, counts_of_each
 
 logger = logging.getLogger("diffprune")
 
@@ -53,7 +53,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             left without gaps, for engines that can do no other. Default: original, but with a method's `native=True`
             packed where its release does so and a position is one number.
         newline: Which newline tokens stay in families that have them (LLaVA-NeXT, LLaVA-OneVision): "rows" (where the
-            row keeps a token), "all" or "none". They are never counted in K.
+            row keeps a token or had none to lose), "all" or "none". They are never counted in K.
         budget: "global" spends K over the whole picture, "per_tile" gives each tile of a picture its share of K.
         options: Of the method.
 
@@ -288,7 +288,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         if tokens is None:
             return None
         if isinstance(keep, Tensor):
-            return keep
+            return check_counts(keep, tokens.counts)
         if self.method.name == "full":
             refuse_full_budget(keep)
         if isinstance(keep, Sequence):

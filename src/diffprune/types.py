@@ -176,6 +176,28 @@ def counts_of_each(
     return torch.tensor(counts, dtype=torch.int64, device=mask.device)
 
 
+def check_counts(keep: Tensor, available: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Tokens to keep of each image, given one by one: at least one, and never more than there are.
+
+    Args:
+        keep: The counts that were given.
+        available: Tokens of each image.
+    """
+    if keep.is_floating_point() or keep.dtype == torch.bool:
+        raise ValueError(f"keep={_listed(keep)} is no count of tokens; give whole numbers, or one share as a float")
+    if keep.shape != available.shape:
+        raise ValueError(
+            f"keep={_listed(keep)} names {keep.numel()} images, and there are {len(available)}; give one each"
+        )
+    if int(keep.min()) < 1:
+        raise ValueError(f"keep={_listed(keep)} keeps nothing of an image; give at least 1 token for each")
+    return keep.to(available.device).minimum(available)
+
+
+def _listed(keep: Tensor) -> list[int | float | bool]:
+    return [value.item() for value in keep.reshape(-1)]
+
+
 def parse_budgets(text: str) -> list[int | float]:
     """What is to be kept, from a comma-separated list of the command line, each once."""
     budgets = [Budget.parse(item).keep for item in text.split(",") if item]

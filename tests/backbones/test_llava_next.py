@@ -1,5 +1,6 @@
 """What is special about LLaVA-NeXT: newlines, unpadding, tiles, budgets per tile, and where its tokens look."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -15,7 +16,7 @@ from diffprune.tiles import shares, split_tiles
 from diffprune.types import VisualTokens
 from tests import tiny
 from tests.contracts.vlm import EveryOther, Moved, pruned
-from tests.tiny.llava_next import SIDE
+from tests.tiny.llava_next import PINPOINTS, SIDE
 
 OVERVIEW = 16
 SHAPES = [(100, 70), (70, 100), (160, 24), (24, 160), (112, 112)]
@@ -283,3 +284,42 @@ def test_newline_and_budget_rules_are_saved_with_the_pruner(tmp_path) -> None:
     assert loaded.backbone.keeps_newlines == "none" and loaded.budget_rule == "per_tile"
     picture = tiny.picture(1, (112, 112))
     assert torch.equal(loaded.select([picture])[0].keep, vlm.select([picture])[0].keep)
+
+
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+@pytest.mark.parametrize("size", [(2, 300), (9, 168), (300, 2), (1, 1), (4, 2000), (168, 9)])
+def test_narrow_pictures_keep_the_newlines_of_rows_without_a_token(family: str, size: tuple[int, int]) -> None:
+    vlm = pruned(family)
+    batch = vlm.prepare([[tiny.picture(1, size)]], ["what?"])
+    with torch.no_grad():
+        stock = vlm.base(**batch.features).logits
+    logits, lm = vlm.logits(batch)
+    assert torch.equal(lm.attention_mask, batch.features["attention_mask"])
+    assert (logits - stock).abs().max() < 1e-5 * max(1.0, float(stock.abs().max()))
+
+
+def test_rows_that_lose_all_their_tokens_lose_their_newline_and_empty_rows_keep_theirs() -> None:
+    vlm = pruned("llava_next", EveryOther(), keep=1)
+    batch = vlm.prepare([[tiny.picture(1, (2, 300))], [tiny.picture(1, (100, 70))]], ["what?"] * 2)
+    tokens = vlm.encode(batch)
+    empty, other = ((tokens.slots[row] == -1).sum().item() for row in range(2))
+    lm = vlm.logits(batch)[1]
+    held = [int((lm.input_ids[row] == vlm.backbone.image_token_id).sum()) for row in range(2)]
+    assert tokens.grid[0][1] == 0 and empty == tokens.grid[0][0]
+    assert held == [1 + empty, 1] and other > 0
+
+
+def test_the_scorer_attends_within_a_tile() -> None:
+    vlm = pruned("llava_next", "diffprune", keep=5)
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    tokens = vlm.encode(vlm.prepare([[tiny.picture(1)]], ["what?"]))
+    assert tokens.segment[0].unique().tolist() == list(range(num_tiles_of((100, 70), PINPOINTS, SIDE)))
+    with torch.no_grad():
+        before = vlm.method.score(tokens)
+        for tile in tokens.segment[0].unique():
+            inside = tokens.segment == tile
+            moved = dataclasses.replace(tokens, x=tokens.x + inside[..., None] * torch.randn(tokens.x.shape[-1]))
+            after = vlm.method.score(moved)
+            torch.testing.assert_close(after[~inside], before[~inside])
+            assert ((after - before)[inside].abs() > 1e-3).any()

@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from diffprune.model import PrunedVLM
 from diffprune.restriction import restrict_planes
 from tests import tiny
-from tests.contracts.vlm import EveryOther, pruned, stays, stock_inputs
+from tests.contracts.vlm import EveryOther, pruned, splice_all, stays, stock_inputs, throttle
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 QUESTIONS = ["what is it?", "where is the small red thing, please?"]
@@ -238,3 +238,20 @@ def test_planes_are_throttled_with_their_tokens() -> None:
         likeness = torch.nn.functional.cosine_similarity(gated[hidden], plane[hidden], dim=-1)
         assert likeness.abs().mean() < 0.1, "weight 0 leaves nothing of it"
         assert 0.5 < float(gated[hidden].norm() / plane[hidden].norm()) < 2.0
+
+
+def test_a_training_step_throttles_the_planes_of_a_token_with_it() -> None:
+    vlm = pruned("qwen3_vl", "diffprune", keep=3)
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    batch = vlm.prepare(ragged_pictures(), QUESTIONS)
+    tokens = vlm.encode(batch)
+    whole = splice_all(vlm, batch, tokens)
+    lm, kept = throttle(vlm, batch, tokens, tau=1e-3, generator=torch.Generator().manual_seed(0))
+    place = lm.origin.index[lm.origin.index >= 0]
+    alpha = kept.alpha.detach().flatten()[place]
+    assert (alpha > 0.999).sum() >= 6 and (alpha < 0.001).sum() >= 6
+    for gated, plane in zip(lm.extra["deepstack_visual_embeds"], whole.extra["deepstack_visual_embeds"], strict=True):
+        torch.testing.assert_close(gated[alpha > 0.999], plane[alpha > 0.999], rtol=1e-2, atol=1e-2)
+        hidden = alpha < 0.001
+        assert (gated[hidden] - plane[hidden]).norm() > 0.5 * plane[hidden].norm(), "a plane shows what is hidden"

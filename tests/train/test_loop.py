@@ -9,7 +9,7 @@ from torch import Tensor
 from diffprune.config import OptimConfig, TauConfig
 from diffprune.methods.diffprune import DiffPrune, DiffPruneOptions
 from diffprune.nn import BlockSpec
-from diffprune.train.loop import train
+from diffprune.train.loop import make_optimizer, train
 from diffprune.types import VisualTokens
 
 STEPS, NUM_TOKENS, WIDTH, CLASSES = 20, 12, 32, 4
@@ -173,3 +173,13 @@ def test_a_run_with_nothing_to_train_is_refused() -> None:
     frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
     with pytest.raises(ValueError, match="nothing to train"):
         train([frozen], lambda step, tau: frozen.sum(), steps=1)
+
+
+def test_weight_decay_shrinks_weights_beside_their_gradient() -> None:
+    weight = torch.nn.Parameter(torch.tensor([2.0, -3.0]))
+    optimizer = make_optimizer([weight], OptimConfig(lr=0.1, weight_decay=0.5))
+    weight.grad = torch.zeros(2)
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([2.0 * 0.95, -3.0 * 0.95])
+    losses = {decay: run(weight_decay=decay)[0] for decay in (0.0, 5.0)}
+    assert losses[0.0] == pytest.approx(GOLDEN, rel=1e-3) and losses[5.0][-1] != pytest.approx(GOLDEN[-1], rel=1e-3)

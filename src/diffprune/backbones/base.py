@@ -18,6 +18,7 @@ from diffprune.backbones._presets import Preset
 from diffprune.backbones.asking import Asking
 from diffprune.backbones.processors import Picture
 from diffprune.backbones.prompts import IGNORE, Batch, behind_prompt
+from diffprune.backbones.windows import refuse_beyond_window
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.ops import take_tokens
@@ -247,7 +248,12 @@ class Backbone(Asking, ABC):
 
     def logits(self, lm: LMInputs) -> Float[Tensor, "B T V"]:
         """Next-token logits at every position."""
-        return self.model.lm_head(self.hidden(lm))
+        return self.model.lm_head(self.last_states(lm))
+
+    def last_states(self, lm: LMInputs) -> Float[Tensor, "B T L"]:
+        """The same as `hidden`, where the language model may run these inputs."""
+        refuse_beyond_window(self.language_model.config, lm)
+        return self.hidden(lm)
 
     def generate(self, lm: LMInputs, **kwargs: Any) -> Any:
         """New tokens by the model's own `generate`; positions carry on from the last original one.

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from diffprune.types import LMInputs, Origin, VisualTokens
 
-NEWLINE_RULES = ("rows", "all", "none")  # which placeholders without picture content stay
+# Which placeholders without picture content stay: with "rows" those of rows that keep a token or had none to lose, as
+# the rows of a picture that is too narrow for a column of tokens.
+NEWLINE_RULES = ("rows", "all", "none")
 
 
 def held_slots(
@@ -43,8 +45,11 @@ def held_slots(
         stay = stay | (slots == -1)
     elif newlines == "rows":
         row_of = rows_of_slots(slots)
-        row_keeps = torch.zeros_like(row_of).scatter_add(1, row_of, stay.long()) > 0  # fewer rows than slots
-        stay = stay | ((slots == -1) & row_keeps.gather(1, row_of))
+        lost, kept = (
+            torch.zeros_like(row_of).scatter_add(1, row_of, some.long()) > 0  # fewer rows than slots
+            for some in ((slots >= 0) & ~stay, stay)
+        )
+        stay = stay | ((slots == -1) & (kept | ~lost).gather(1, row_of))
     return stay[slots != -2], held[stay]
 
 

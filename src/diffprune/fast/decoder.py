@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from diffprune.backbones.windows import window_of
 from diffprune.fast.graphs import num_bytes
 from diffprune.ops import rotate
 
@@ -77,6 +78,8 @@ def read_decoder(model: Any, language_model: Any, *, fuse: bool) -> DecoderWeigh
     """
     layers = list(language_model.layers)
     first = layers[0]
+    if (window := window_of(language_model.config)) is not None:
+        raise Unsupported(f"its attention slides over a window of {window} tokens")
     expected = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
     for layer in layers:
         names = {name for name, _ in layer.named_children()}
@@ -94,8 +97,6 @@ def read_decoder(model: Any, language_model: Any, *, fuse: bool) -> DecoderWeigh
             raise Unsupported(f"its attention is made of {', '.join(sorted(parts))}")
         if not {"gate_proj", "up_proj", "down_proj"} <= {name for name, _ in layer.mlp.named_children()}:
             raise Unsupported("its MLP is not gated")
-        if getattr(layer.self_attn, "sliding_window", None) is not None:
-            raise Unsupported("its attention slides over a window")
         linears = [layer.self_attn.q_proj, layer.mlp.gate_proj]
         if any(type(linear) is not nn.Linear for linear in linears):
             raise Unsupported(f"its linear maps are {type(linears[0]).__name__}")

@@ -22,6 +22,7 @@ from transformers import DynamicCache
 
 from diffprune.backbones.base import Backbone
 from diffprune.backbones.prompts import IGNORE, behind_prompt
+from diffprune.backbones.windows import refuse_beyond_window
 from diffprune.inside.layers import add_after, additive_mask, attention_mask, run_layer, run_routed
 from diffprune.inside.reader import AttentionReader, at_columns, columns_of
 from diffprune.inside.state import Cut, Decision, LayerState, Prompt, Route
@@ -75,6 +76,7 @@ def run_layers(
         cache: Filled with each layer's keys and values.
     """
     decoder = backbone.language_model
+    refuse_beyond_window(decoder.config, lm, in_layers=True)
     num_layers = len(decoder.layers)
     stream, prompt = start(backbone, lm)
     plan: dict[int, Int[Tensor, " B"]] = {}
@@ -159,6 +161,7 @@ def dropped_states(backbone: Backbone, lm: LMInputs, method: LayerPruner, k: Int
     The prompt is run and cut alone, and what follows goes over its caches, as when it is generated and asked on.
     """
     assert lm.labels is not None
+    refuse_beyond_window(backbone.language_model.config, lm, in_layers=True)
     answered = behind_prompt(lm.labels)
     hidden, cache = prefill(backbone, replace(lm, attention_mask=lm.attention_mask * ~answered, labels=None), method, k)
     order, real = real_first(answered)

@@ -1,0 +1,57 @@
+"""What a run measures and starts from, with weights that never move: nothing else may change the numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from diffprune.methods.diffprune import DiffPrune
+from diffprune.train import trainer as trainer_module
+from diffprune.train.frozen import load_frozen
+from tests.train.runs import train
+from tests.train.test_run import records
+
+STILL = {"lr": 1e-60, "steps": 4}  # too small a rate to move any weight
+
+
+@pytest.fixture
+def ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scorers that start with an opinion; with a head of zeros no temperature would matter."""
+    start = DiffPrune.start_training
+
+    def with_opinion(self: Any) -> None:
+        start(self)
+        nn.init.normal_(self.scorer.head.weight, std=2.0)
+
+    monkeypatch.setattr(DiffPrune, "start_training", with_opinion)
+
+
+@pytest.mark.usefixtures("ranked")
+def test_validation_has_the_final_temperature_and_the_same_noise_at_every_step(disk: Path, tmp_path: Path) -> None:
+    throttled = {}
+    for end in (0.05, 1.0):
+        tau = {"start": 2.0, "end": end, "anneal_steps": 4}
+        train(disk, tmp_path / str(end), optim=STILL, validation={"every": 1}, tau=tau, recipe="paper")
+        checked = records(tmp_path / str(end), "validation")
+        assert len(checked) == 4 and len({record["hard"] for record in checked}) == 1
+        assert len({record["throttled"] for record in checked}) == 1
+        throttled[end] = checked[0]["throttled"]
+    assert abs(throttled[0.05] - throttled[1.0]) > 1e-5, "the temperature must matter"
+
+
+def test_what_loading_draws_does_not_decide_where_the_scorer_starts(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_and_draw(*arguments: Any) -> Any:
+        loaded = load_frozen(*arguments)
+        torch.rand(7)
+        return loaded
+
+    train(disk, tmp_path / "a", optim={"steps": 1}, validation={"every": 1})
+    monkeypatch.setattr(trainer_module, "load_frozen", load_and_draw)
+    train(disk, tmp_path / "b", optim={"steps": 1}, validation={"every": 1})
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
