@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_a_save_that_fails_while_writing_leaves_the_old_files(saved):
     assert files(saved) == before and list(saved.parent.iterdir()) == [saved]
 
 
-@pytest.mark.parametrize("moves_before_failure", [0, 1, 2])
+@pytest.mark.parametrize("moves_before_failure", [0, 1, 2, 3])
 def test_a_save_that_fails_while_moving_leaves_the_old_files(saved, monkeypatch, moves_before_failure):
     before, replace, moves = files(saved), os.replace, []
 
@@ -115,6 +116,35 @@ def test_a_save_that_fails_while_moving_leaves_the_old_files(saved, monkeypatch,
     with pytest.raises(OSError, match="disk gone"):
         save_pruner(saved, state=some_state(1), config=CONFIG)
     assert files(saved) == before
+
+
+@pytest.mark.parametrize("kill_at", range(5))
+def test_a_save_killed_between_its_moves_leaves_a_pruner_that_loads(saved, kill_at):
+    """SIGKILL before each rename: first the one that makes the save valid, then the three files; 4: not killed."""
+    child = os.fork()
+    if child == 0:
+        replace, moves = os.replace, []
+
+        def kill(source, target):
+            if len(moves) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            moves.append(target)
+            replace(source, target)
+
+        os.replace = kill
+        save_pruner(saved, state=some_state(1), config=CONFIG)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) == (kill_at < 4)
+    _, state = load_pruner(saved)
+    expected = exported_state(some_state(0 if kill_at == 0 else 1))
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+    save_pruner(saved, state=some_state(2), config=CONFIG)
+    assert {path.name for path in saved.iterdir() if not path.name.startswith(".unfinished-")} == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    }
 
 
 def test_a_first_save_that_fails_while_moving_leaves_no_file(tmp_path, monkeypatch):

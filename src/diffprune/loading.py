@@ -27,7 +27,7 @@ from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import refuse_offloaded, require_family, wrap_backbone
 from diffprune.methods.options import build_method
 from diffprune.registry import BACKBONES
-from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, load_pruner
+from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, finish_saving, load_pruner
 
 logger = logging.getLogger("diffprune")
 
@@ -90,6 +90,7 @@ def is_pruner(name: str | Path) -> bool:
             return False
         path = found
     try:
+        finish_saving(path)
         config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False  # whoever loads it says what is wrong

@@ -25,6 +25,8 @@ from diffprune.results import Row, library_versions, markdown_table
 FORMAT = 1
 _SAVE_AGAIN = "save or download the pruner again"
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+FILES = (WEIGHTS_FILE, CARD_FILE, CONFIG_FILE)
+SAVED = ".saved"  # folder of a save whose files are being moved
 
 # What a config must hold; `format`, `versions` and `weights_digest` are filled in when saving.
 #   method     {"name", "options"}
@@ -99,10 +101,11 @@ def save_pruner(
     config: Mapping[str, Any],
     card_rows: Sequence[Row] | None = None,
 ) -> None:
-    """Write a pruner so that a failed save leaves the files of the folder as they were.
+    """Write a pruner so that the folder holds the old one or the new one, whole, whenever the process ends.
 
-    Everything is written to a folder beside it first; then each file is moved into its place. Other files in `folder`
-    (training checkpoints) are left alone.
+    Everything is written into a folder of its own first, which one rename makes valid; then each file is moved into
+    its place, and a load or save that finds some left moves them. Where a move fails, the old files are put back.
+    Other files in `folder` (training checkpoints) are left alone.
 
     Args:
         folder: Made if it is not there.
@@ -115,9 +118,11 @@ def save_pruner(
     except ValueError as error:
         raise ValueError(f"cannot save this pruner: {error}") from None
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-        new = Path(temporary)
+    folder.mkdir(parents=True, exist_ok=True)
+    finish_saving(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-", ignore_cleanup_errors=True) as temporary:
+        new = Path(temporary) / SAVED
+        new.mkdir()
         # copies, so that views and shared memory are written as plain tensors
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
         # Not by `save_file`, whose files are for their owner alone: these have the mode of any other file here.
@@ -131,29 +136,33 @@ def save_pruner(
         }
         (new / CONFIG_FILE).write_text(json.dumps(filled, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         (new / CARD_FILE).write_text(model_card(filled, card_rows), encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        _move_all([WEIGHTS_FILE, CARD_FILE, CONFIG_FILE], new, folder)
+        before = Path(temporary) / "before"
+        before.mkdir()
+        for name in FILES:
+            if (folder / name).exists():
+                shutil.copy2(folder / name, before / name)
+        os.replace(new, folder / SAVED)  # from here on it is the new one
+        try:
+            finish_saving(folder)
+        except BaseException:
+            shutil.rmtree(folder / SAVED)
+            for name in FILES:
+                if (before / name).exists():
+                    os.replace(before / name, folder / name)
+                else:
+                    (folder / name).unlink(missing_ok=True)
+            raise
 
 
-def _move_all(names: Sequence[str], source: Path, target: Path) -> None:
-    """Move each file into `target`; where one cannot be moved, those already there are put back."""
-    backup = source / "before"
-    backup.mkdir()
-    for name in names:
-        if (target / name).exists():
-            shutil.copy2(target / name, backup / name)
-    moved: list[str] = []
-    try:
-        for name in names:
-            os.replace(source / name, target / name)
-            moved.append(name)
-    except BaseException:
-        for name in moved:
-            if (backup / name).exists():
-                os.replace(backup / name, target / name)
-            else:
-                (target / name).unlink()
-        raise
+def finish_saving(folder: Path) -> None:
+    """Move what a save that was ended midway has left to be moved; nothing where there is nothing."""
+    saved = folder / SAVED
+    if not saved.is_dir():
+        return
+    for name in FILES:
+        if (saved / name).exists():
+            os.replace(saved / name, folder / name)
+    shutil.rmtree(saved)
 
 
 def _restore_hint(path: Path, restore: str | None, otherwise: str = _SAVE_AGAIN) -> str:
@@ -173,6 +182,7 @@ def load_pruner(folder: str | Path, *, restore: str | None = None) -> tuple[dict
             belongs. Default: save or download the pruner again.
     """
     folder = Path(folder)
+    finish_saving(folder)
     config = _read_config(folder / CONFIG_FILE, restore)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
