@@ -119,7 +119,7 @@ def test_methods_lists_every_method(run):
     assert code == 0 and [method["name"] for method in found] == METHODS.names()
     keys = {"name", "place", "needs", "trained", "budget", "paper", "year", "licence", "certainty", "idea"}
     assert all(set(method) == keys for method in found)
-    code, out, _ = run("methods")
+    code, out, _ = run("methods", "--wide")
     assert code == 0 and all(column in out for column in keys - {"idea"})
     assert out.count("visionzip") == 2 and "exact K, dominant + contextual" in out  # one table how, one whence
     assert all(cell in out for cell in ("CC BY-NC 4.0", "2024", "release read", "Token Merging: Your ViT But Faster"))
@@ -192,5 +192,5 @@ def test_report_refuses_a_block_without_its_file_and_writes_nothing(run, results
     readme, page = results_folder.parent / "README.md", results_folder.parent / "docs.md"
     readme.write_text("<!-- results: other -->\nold\n<!-- end of results -->\n")
     code, _, err = run("report", "--results", str(results_folder), "--out", str(page), "--readme", str(readme))
-    assert code == 1 and "'other'" in err
+    assert code == 2 and "'other'" in err
     assert not page.exists() and "old" in readme.read_text()

@@ -27,7 +27,7 @@ def test_a_run_is_trained_told_and_loaded(config: Path, tmp_path: Path, capsys: 
     assert PrunedVLM.from_pretrained(tmp_path / "run").budget.keep == 3
     assert _run([*arguments, "--resume", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ended"] == "finished"
-    assert _run([*arguments[:-1], "--resume"]) == 1
+    assert _run([*arguments[:-1], "--resume"]) == 2
     assert "another config (budget.keep: 3 -> 4)" in capsys.readouterr().err
 
 
@@ -56,12 +56,12 @@ def test_what_went_wrong_in_a_run_is_told_at_its_end() -> None:
 def test_a_bad_value_is_one_sentence(
     change: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(["train", "--config", str(config), "--out", str(tmp_path), change]) == 1
+    assert _run(["train", "--config", str(config), "--out", str(tmp_path), change]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("diffprune: ") and message in error
 
 
 def test_a_missing_config_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["train", "--config", str(tmp_path / "no.yaml"), "--out", str(tmp_path)]) == 1
+    assert _run(["train", "--config", str(tmp_path / "no.yaml"), "--out", str(tmp_path)]) == 2
     assert "cannot read config" in capsys.readouterr().err
     assert _run(["train", "--out", str(tmp_path)]) == 2

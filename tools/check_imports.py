@@ -21,7 +21,7 @@ CORE = {
 }  # fmt: skip
 
 # What each part, or one module of it, may import of its own package besides its own part; the lowest come first.
-_BASE = {"types", "rng", "atomic", "extras", "doors", "registry", "results", "schedules"}
+_BASE = {"budget", "types", "rng", "atomic", "extras", "doors", "registry", "results", "schedules", "terminal"}
 _METHOD = _BASE | {"ops", "nn", "inside", "methods", "backbones"}
 _MODEL = _METHOD | {
     "tiles",
@@ -42,7 +42,8 @@ _MODEL = _METHOD | {
 }
 _USER = _MODEL | {"model", "api", "config", "shapes"}  # whoever uses a ready model
 LIBRARY: dict[str, set[str]] = {
-    "types": set(),
+    "budget": set(),
+    "types": {"budget"},
     "rng": set(),
     "atomic": set(),
     "extras": set(),
@@ -50,8 +51,9 @@ LIBRARY: dict[str, set[str]] = {
     "schedules": set(),
     "registry": {"doors"},
     "results": {"atomic"},
+    "terminal": {"results"},
     "config_reader": set(),
-    "config": {"config_reader", "schedules", "types"},
+    "config": {"budget", "config_reader", "schedules"},
     # the maths, what learns, the methods, and what they are given
     "ops": {"types"},
     "nn": {"ops", "types"},

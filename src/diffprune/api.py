@@ -7,6 +7,7 @@ from diffprune.fitting import move_model, refuse_full_budget
 from diffprune.loading import is_pruner, load_base
 from diffprune.methods.options import parse_method, require_weights
 from diffprune.model import PrunedVLM
+from diffprune.terminal import hush_loader
 from diffprune.types import Budget
 
 
@@ -56,6 +57,7 @@ def load_vlm(
         model: Of `--pruner none`; a saved pruner names its own.
         method: Of `--pruner none`, a name, or with options `name[option=value;option=value]`; a saved pruner has one.
     """
+    hush_loader()
     budget = None if keep is None else Budget.parse(keep).keep
     if pruner != "none":
         for option, value, what in (("--method", method, "method"), ("--model", model, "base model")):

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import yaml
 
+from diffprune.budget import Budget
 from diffprune.config_reader import build, coerce, merge, parse_override, parse_yaml
-from diffprune.types import Budget
 
 Recipe = Literal["default", "paper", "bridge"]
 BRIDGE = ("kept_exact", "standardise")  # options of DiffPrune that are on by default

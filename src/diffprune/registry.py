@@ -3,13 +3,18 @@
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from diffprune import doors
 
 T = TypeVar("T", bound=type)
+_REGISTERED = re.compile(
+    r"\bregister\(([^()]*)\)"
+)  # the names that a file gives its classes, as they stand in its text
 
 
 class Registry(Generic[T]):
@@ -59,10 +64,34 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The class of that name; a wrong name is answered with the near ones."""
         if name not in self:
-            near = difflib.get_close_matches(name, self.names(), n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(self.names())}"
-            raise ValueError(f"unknown {self.kind} {name!r}; {hint}")
+            raise self._unknown(name, self.names())
         return self._found[name]
+
+    def check(self, name: str, also: Iterable[str] = ()) -> None:
+        """A `ValueError` for a name that nobody declares, without importing anything (`declared`).
+
+        Args:
+            also: Further names that are fine here.
+        """
+        known = {*self._found, *self.declared, *also}
+        if name not in known:
+            raise self._unknown(name, sorted(known))
+
+    @cached_property
+    def declared(self) -> frozenset[str]:
+        """Names that files and entry points declare, read as text; nothing is imported."""
+        names = set(doors.entries(self.door))
+        for folder in importlib.import_module(self.package).__path__:
+            for file in self._files:
+                path = Path(folder, f"{file}.py")
+                for given in _REGISTERED.findall(path.read_text(encoding="utf-8")) if path.is_file() else ():
+                    names |= set(re.findall(r"[\"']([^\"']+)[\"']", given))
+        return frozenset(names)
+
+    def _unknown(self, name: str, known: list[str]) -> ValueError:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+        return ValueError(f"unknown {self.kind} {name!r}; {hint}")
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
@@ -99,7 +128,7 @@ class Registry(Generic[T]):
 
 
 METHODS: Registry[type] = Registry(
-    "diffprune.methods", "method", door=doors.METHODS, shared=frozenset({"base", "options"})
+    "diffprune.methods", "method", door=doors.METHODS, shared=frozenset({"base", "naming", "options"})
 )
 BACKBONES: Registry[type] = Registry(
     "diffprune.backbones",

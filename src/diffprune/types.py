@@ -7,15 +7,17 @@ One row is one image. Rows of different length are padded; `mask` is True where 
 tokens are padded with -1 at the end of rows that keep fewer, and ascending unless it is a release's own order.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from diffprune.budget import Budget as Budget
+from diffprune.budget import parse_budgets as parse_budgets
+from diffprune.budget import require_distinct as require_distinct
 
 Grid = tuple[int, int]
 Keep = int | float | Sequence[int | float]  # a budget, or one for each picture
@@ -115,57 +117,6 @@ class VisualTokens:
         return self.x.reshape(num_images, num_tokens * self.group, width // self.group)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much of an image stays: an int is tokens per image, a float a share of them (`1` is one token, `1.0` all).
-
-    Args:
-        keep: The tokens, or the share.
-        rounding: How a share becomes a count: "nearest", halves up, or "down", as some releases do.
-    """
-
-    keep: int | float
-    rounding: str = "nearest"
-
-    def __post_init__(self) -> None:
-        assert self.rounding in ("nearest", "down"), self.rounding
-        given: object = self.keep
-        if isinstance(given, bool) or not isinstance(given, Real) or not math.isfinite(given):
-            raise ValueError(f"keep={given!r} is no budget; give tokens as an int (64) or a share as a float (0.111)")
-        keep = int(given) if isinstance(given, Integral) else float(given)  # numpy's numbers too
-        object.__setattr__(self, "keep", keep)
-        if isinstance(keep, int) and keep < 1:
-            raise ValueError(f"keep={keep} keeps nothing; give at least 1 token, or a share above 0.0")
-        if isinstance(keep, float) and not 0.0 < keep <= 1.0:
-            raise ValueError(f"keep={keep} is no share; a float lies above 0.0 and at most 1.0, tokens are an int")
-
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """A budget from the command line: "64" is tokens, "0.111" and "1.0" are shares."""
-        try:
-            return cls(int(text))
-        except ValueError as error:
-            if "keep=" in str(error):
-                raise
-        try:
-            return cls(float(text))
-        except ValueError as error:
-            if "keep=" in str(error):
-                raise
-            raise ValueError(f"keep={text!r} is no budget; give tokens (64) or a share (0.111)") from None
-
-    def count(self, num_tokens: int) -> int:
-        """Tokens to keep of `num_tokens`: never more than there are, and at least one."""
-        if isinstance(self.keep, int):
-            return min(num_tokens, self.keep)
-        rise = 0.5 if self.rounding == "nearest" else 0.0
-        return min(num_tokens, max(1, math.floor(self.keep * num_tokens + rise)))
-
-    def counts(self, mask: Bool[Tensor, "B N"]) -> Int[Tensor, " B"]:
-        """Tokens to keep in each row of a padded batch."""
-        return torch.tensor([self.count(int(n)) for n in mask.sum(-1).cpu()], dtype=torch.int64, device=mask.device)
-
-
 def counts_of_each(
     keeps: Sequence[int | float], mask: Bool[Tensor, "B N"], rounding: str = "nearest"
 ) -> Int[Tensor, " B"]:
@@ -196,22 +147,6 @@ def check_counts(keep: Tensor, available: Int[Tensor, " B"]) -> Int[Tensor, " B"
 
 def _listed(keep: Tensor) -> list[int | float | bool]:
     return [value.item() for value in keep.reshape(-1)]
-
-
-def parse_budgets(text: str) -> list[int | float]:
-    """What is to be kept, from a comma-separated list of the command line, each once."""
-    budgets = [Budget.parse(item).keep for item in text.split(",") if item]
-    require_distinct(budgets)
-    return list(dict.fromkeys(budgets))
-
-
-def require_distinct(budgets: Sequence[int | float]) -> None:
-    """An error where one token and all tokens are both asked for: 1 and 1.0 are the same key wherever rows have one."""
-    if {type(keep) for keep in budgets if keep == 1} == {int, float}:
-        raise ValueError(
-            "keep=1 is one token and keep=1.0 is all of them, and results cannot distinguish the two; "
-            "measure them in two runs"
-        )
 
 
 @dataclass(frozen=True, slots=True)

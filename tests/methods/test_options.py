@@ -5,7 +5,8 @@ import typing
 
 import pytest
 
-from diffprune.methods.options import parse_method, read_value, split_methods
+from diffprune.methods.naming import split_methods
+from diffprune.methods.options import parse_method, read_value
 from diffprune.registry import METHODS
 
 

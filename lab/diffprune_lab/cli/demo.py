@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import print_json, print_table, progress_bars, require_writable
+from diffprune.cli import Wide, announce, print_json, print_table, progress_bars, require_writable
 
 
 def command(
@@ -19,6 +19,7 @@ def command(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps and questions: shows that everything runs, measures nothing.")
     ] = False,
+    wide: Wide = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a scorer on a frozen model, drop tokens, compare with other methods, and show it on a page.
@@ -31,11 +32,12 @@ def command(
       diffprune demo
       diffprune demo --out out/longer --seconds 300
     """
+    require_writable(out)
+    require_writable(out.absolute().parent)
+    announce("loading torch, then the embedded model", quiet=as_json)
     from diffprune_lab.demo.run import run_demo, summary
     from diffprune_lab.demo.story import QUICK, Settings
 
-    require_writable(out)
-    require_writable(out.absolute().parent)
     settings = Settings(seconds=seconds, questions=questions)
     settings = dataclasses.replace(QUICK if quick else settings, seed=seed)
     with progress_bars(quiet=as_json) as progress:
@@ -43,6 +45,10 @@ def command(
     if as_json:
         print_json(summary(story))
         return
-    print_table([row for row in story.rows if "retention" in row], ["method", "keep", "retention", "ci95", "unchanged"])
+    print_table(
+        [row for row in story.rows if "retention" in row],
+        ["method", "keep", "retention", "ci95", "unchanged"],
+        wide=wide,
+    )
     print(f"{story.num_prompts:,} questions over ten tasks (procedural stand-ins), {sum(story.seconds.values()):.0f} s")
     print(f"the page: {out / 'index.html'}")

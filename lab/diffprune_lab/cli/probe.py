@@ -10,7 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_writable
+from diffprune.cli import (
+    OPTIONS_HELP,
+    Wide,
+    announce,
+    choose_device,
+    hush_loader,
+    print_json,
+    print_table,
+    progress_bars,
+    require_writable,
+)
+from diffprune.methods.naming import check_names
 
 SEEDS = "42,123,456,789,1000"
 TRAIN_SHARE = 0.25  # of --minutes, for training the classifier
@@ -72,6 +83,7 @@ def command(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of adding to what --out holds.")] = False,
     commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    wide: Wide = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Ask one question of the paper, with intervals, and draw the figure.
@@ -88,6 +100,8 @@ def command(
       diffprune probe temperature --weights runs/scenes --out results --figures docs/img
       diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
     """
+    check_names(methods)
+    announce(f"probe {name}: loading", quiet=as_json)
     import torch
 
     from diffprune.evaluate.pruners import parse_seeds
@@ -99,7 +113,7 @@ def command(
     begun = time.monotonic()
     if name in ("qualitative", "temperature"):
         return _model_probe(
-            name, weights, out, figures or out, size=size, device=device, commit=commit, as_json=as_json
+            name, weights, out, figures or out, size=size, device=device, commit=commit, wide=wide, as_json=as_json
         )
     if name == "scaling":
         return _scaling(
@@ -115,6 +129,7 @@ def command(
             deadline=None if minutes is None else begun + 60 * minutes,
             fresh=fresh,
             commit=commit,
+            wide=wide,
             as_json=as_json,
         )
     backbone = backbone or "deit-tiny"
@@ -160,7 +175,7 @@ def command(
     else:
         for probe, rows in found.items():
             plain = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "by_seed"]
-            print_table(rows, plain)
+            print_table(rows, plain, wide=wide)
             if rows:
                 print(f"{len(rows)} rows in {out / probe}.json, drawn in {(figures or out) / probe}.png")
     if not is_complete:
@@ -189,11 +204,10 @@ def _model_probe(
     size: str,
     device: str,
     commit: str | None,
+    wide: bool,
     as_json: bool,
 ) -> None:
     """`diffprune probe qualitative` and `temperature`: they look at saved pruners, and train nothing."""
-    from transformers.utils.logging import disable_progress_bar
-
     from diffprune.results import write_results
     from diffprune_lab.probes import qualitative, temperature
 
@@ -201,14 +215,14 @@ def _model_probe(
     settings = choose_size(size, probe.SIZES)
     require_writable(out)
     require_writable(figures)
-    disable_progress_bar()
+    hush_loader()
     picture, file = figures / f"{name}.png", out / f"{name}.json"
     rows, notes = probe.run(weights, settings, choose_device(device), picture)
     write_results(file, name=name, rows=rows, commit=commit, notes=notes)
     if as_json:
         print_json(rows)
     else:
-        print_table(rows, list(rows[0]))
+        print_table(rows, list(rows[0]), wide=wide)
         print(f"{len(rows)} rows in {file}, drawn in {picture}")
 
 
@@ -226,16 +240,16 @@ def _scaling(
     deadline: float | None,
     fresh: bool,
     commit: str | None,
+    wide: bool,
     as_json: bool,
 ) -> None:
     """`diffprune probe scaling`: it asks vision-language models, and answers lie in files of their own."""
     import shutil
 
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
     from diffprune.evaluate.pruners import parse_seeds
-    from diffprune.methods.options import split_methods
+    from diffprune.methods.naming import split_methods
     from diffprune_lab.probes import scaling, scaling_figure
 
     settings, tiny = choose_size(size, scaling.SIZES), size == "tiny"
@@ -255,7 +269,6 @@ def _scaling(
             shutil.rmtree(folder / made, ignore_errors=True)
     if tiny:
         torch.set_num_threads(1)  # on tensors this small threads only wait for one another
-    disable_progress_bar()
     with progress_bars(quiet=as_json) as progress:
         rows, is_complete = scaling.run_parts(
             scaling.parts(names, chosen, drawn[:1] if tiny else drawn),
@@ -276,7 +289,7 @@ def _scaling(
         print_json(rows)
     else:
         columns = ["backbone", "method", "pruned", "retention", "retention_std", "ci95", "lead", "lead_ci95", "n_seeds"]
-        print_table([row for row in rows if "retention" in row], columns)
+        print_table([row for row in rows if "retention" in row], columns, wide=wide)
         print(f"{len(rows)} rows in {out / scaling.NAME}.json, drawn in {picture}")
     if not is_complete:
         raise ValueError("the minutes are over and some methods are not done; run the same command again")

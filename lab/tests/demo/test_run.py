@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path,
     for out in (tmp_path / "file", tmp_path / "file" / "demo"):
         code = cli._run(["demo", "--out", str(out)])
         err = capsys.readouterr().err
-        assert code == 1 and "cannot write into" in err and "--out" in err and err.count("\n") == 1
+        assert code == 2 and "cannot write into" in err and "--out" in err and err.count("\n") == 1
 
 
 def test_the_larger_model_is_asked_the_same_where_its_pruner_is_installed(tmp_path: Path, demo, monkeypatch) -> None:

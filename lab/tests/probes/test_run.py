@@ -42,7 +42,7 @@ def test_a_probe_writes_its_results_and_its_figure_and_resumes(probe, tmp_path: 
     assert code == 0 and "step" not in err and "3 rows" in out
     monkeypatch.setitem(SIZES, "tiny", SIZES["tiny"].changed(steps=3))
     code, _, err = probe("alignment", "--out", tmp_path, "--seeds", 42)
-    assert code == 1 and "made with other settings" in err and "--fresh" in err
+    assert code == 2 and "made with other settings" in err and "--fresh" in err
     assert read_results(tmp_path / "alignment.json") == first
 
 
@@ -72,7 +72,7 @@ def test_a_mistake_is_one_sentence(probe, tmp_path: Path, arguments: list[str], 
 
 
 def test_the_full_size_wants_pictures(tmp_path: Path, capsys) -> None:
-    assert cli._run(["probe", "alignment", "--out", str(tmp_path), "--device", "cpu"]) == 1
+    assert cli._run(["probe", "alignment", "--out", str(tmp_path), "--device", "cpu"]) == 2
     assert "there are no pictures" in capsys.readouterr().err
 
 
@@ -116,7 +116,7 @@ def test_pictures_of_classes_that_the_classifier_does_not_know_are_refused(bench
     save_deit(bench.classifier, tmp_path / "deit")
     write_photos(tmp_path / "x.parquet", 3, label=[0, 99, 1])
     code, _, err = probe("alignment", "--data", tmp_path, "--weights", tmp_path / "deit", "--out", tmp_path / "out")
-    assert code == 1 and "a class 99 and the classifier knows 4" in err
+    assert code == 2 and "a class 99 and the classifier knows 4" in err
 
 
 def test_the_top_of_a_ranking_is_less_alike_than_its_bottom(probe, tmp_path: Path) -> None:
@@ -131,9 +131,9 @@ def test_the_top_of_a_ranking_is_less_alike_than_its_bottom(probe, tmp_path: Pat
     assert rows[0]["ci95"][0] > 0 and rows[0]["lower_top"] == 100
     assert (tmp_path / "img/qualitative.png").stat().st_size > 20_000 and "drawn in" in out
     code, _, err = probe("qualitative", "--out", tmp_path, "--weights", tmp_path / "nowhere")
-    assert code == 1 and "nowhere" in err
+    assert code == 2 and "nowhere" in err
     code, _, err = probe("qualitative", "--out", tmp_path, "--weights", "none")
-    assert code == 1 and "none" in err and "unknown method" not in err
+    assert code == 2 and "none" in err and "unknown method" not in err
 
 
 def test_saved_weights_are_used_again(bench: Bench, tmp_path: Path) -> None:

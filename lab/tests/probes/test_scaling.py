@@ -78,7 +78,7 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
 
     monkeypatch.setitem(scaling.SIZES, "tiny", replace(scaling.SIZES["tiny"], steps=3))
     code, _, err = probe(*arguments)
-    assert code == 1 and "made with other settings" in err and "--fresh" in err
+    assert code == 2 and "made with other settings" in err and "--fresh" in err
 
 
 def test_answers_of_other_weights_are_not_taken_for_those_of_these(probe, tmp_path, yes_folder) -> None:
@@ -91,7 +91,7 @@ def test_answers_of_other_weights_are_not_taken_for_those_of_these(probe, tmp_pa
     note = tmp_path / "work/weights-scenes-qwen-s.txt"
     own = note.read_text()
     code, _, err = probe(*arguments, "--weights", folder.parent)
-    assert code == 1 and f"{tmp_path / 'work'} was made with other weights of scenes-qwen-s" in err
+    assert code == 2 and f"{tmp_path / 'work'} was made with other weights of scenes-qwen-s" in err
     assert str(folder) in err and "--work" in err and "--fresh" in err and note.read_text() == own
 
     note.unlink()  # as in folders from before there were notes: they are taken as they are
@@ -100,7 +100,7 @@ def test_answers_of_other_weights_are_not_taken_for_those_of_these(probe, tmp_pa
     shutil.rmtree(tmp_path / "work/answers")
     (tmp_path / "work/scorers/scenes-qwen-s-diffprune-42").mkdir(parents=True)  # a training that was cut short
     code, _, err = probe(*arguments, "--weights", folder.parent)
-    assert code == 1 and "other weights" in err
+    assert code == 2 and "other weights" in err
     code, _, err = probe(*arguments, "--weights", folder.parent, "--fresh")
     assert code == 0 and note.read_text() != own, err
 
@@ -118,7 +118,7 @@ def test_without_weights_a_trial_makes_a_model_and_the_real_thing_asks_for_one(p
     assert code == 0 and "drawn in" in out, err
     assert qwen.named_in(tmp_path / "scaling/models/scenes-qwen-s") == "scenes-qwen-s"
     code = cli._run(["probe", "scaling", "--out", str(tmp_path / "full"), "--device", "cpu"])
-    assert code == 1
+    assert code == 2
     with pytest.raises(ValueError, match=r"no scenes-qwen-m in .*runs/scaling\.sh.*--weights"):
         scaling.find_model("scenes-qwen-m", tmp_path / "scaling/models", tmp_path, tiny=False)
 

@@ -86,8 +86,8 @@ def test_what_is_no_such_run_is_refused(tmp_path, capsys) -> None:
         (["--weights", "a/run,b/run"], "have the same name"),
         (["--size", "huge"], "size 'huge'"),
     ):
-        assert _run(["probe", "temperature", "--out", str(tmp_path), "--device", "cpu", *weights]) == 1
+        assert _run(["probe", "temperature", "--out", str(tmp_path), "--device", "cpu", *weights]) == 2
         assert words in capsys.readouterr().err
     folder = short_run(tmp_path / "other", method={"name": "gumbel_ste"})
-    assert _run(["probe", "temperature", "--out", str(tmp_path), "--device", "cpu", "--weights", str(folder)]) == 1
+    assert _run(["probe", "temperature", "--out", str(tmp_path), "--device", "cpu", "--weights", str(folder)]) == 2
     assert "with diffprune on scenes" in capsys.readouterr().err

@@ -7,38 +7,36 @@ of the library inside `command`, which keeps `--help` quick. What several of the
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from diffprune.atomic import require_plain
-from diffprune.results import Row, format_value
+from diffprune.terminal import announce, describe_model, hush_loader, print_table, progress_bars
+
+__all__ = [
+    "OPTIONS_HELP",
+    "Wide",
+    "announce",
+    "choose_device",
+    "describe_model",
+    "hush_loader",
+    "print_json",
+    "print_table",
+    "progress_bars",
+    "require_file",
+    "require_writable",
+]
 
 OPTIONS_HELP = "With options: 'NAME[OPTION=VALUE;OPTION=VALUE]', in quotes."  # of every option that takes a method
+Wide = Annotated[bool, typer.Option("--wide", help="Every column of a table, however long its lines.")]
 
 
 def print_json(value: Any) -> None:
     """Machine-readable output, and nothing else, on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Rows as a plain table that fits the terminal; cells wrap rather than being cut. A file gets wide lines."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=index == 0)  # the first column is the name to copy
-    for row in rows:
-        table.add_row(*(Text(format_value(row.get(column))) for column in columns))  # Text: no markup in names
-    console.print(table)
 
 
 def require_writable(folder: Path) -> None:
@@ -69,36 +67,3 @@ def choose_device(text: str) -> str:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {text!r} cannot be used here ({reason}); try --device cpu") from None
     return text
-
-
-@contextmanager
-def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A function to call with (stage, done, total); every stage is a bar on stderr with its time left.
-
-    Where stderr is no terminal, a line is written when a stage is done.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # of its own loading: small models load in no time, and `quiet` means nothing on stderr
-    bars: dict[str, TaskID] = {}
-    console = Console(stderr=True, quiet=quiet)
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(bar_width=32),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=total)
-            progress.update(bars[stage], completed=done, total=total)
-            if done == total and not console.is_terminal:
-                console.print(f"{stage}: done", highlight=False)
-
-        yield update

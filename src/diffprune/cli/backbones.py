@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffprune.cli import print_json, print_table
+from diffprune.cli import Wide, announce, print_json, print_table
 
 
 def list_backbones() -> list[dict[str, Any]]:
@@ -31,7 +31,10 @@ def list_backbones() -> list[dict[str, Any]]:
     ]
 
 
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def command(
+    wide: Wide = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """List the model families and the presets of each.
 
     A family is a Hugging Face model_type: any checkpoint of it works. A preset is a real size of it by a short name.
@@ -41,6 +44,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
       diffprune backbones
       diffprune backbones --json
     """
+    announce("reading the model families", quiet=as_json)
     found = list_backbones()
     if as_json:
         print_json(found)
@@ -50,4 +54,4 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         for preset in family["presets"] or [{"name": "", "hub_id": "", "num_visual": "", "note": ""}]:
             rows.append({"family": family["family"], "preset": preset["name"], "weights": preset["hub_id"],
                          "visual tokens": preset["num_visual"], "note": preset["note"]})  # fmt: skip
-    print_table(rows, ["family", "preset", "weights", "visual tokens", "note"])
+    print_table(rows, ["preset", "family", "visual tokens", "note", "weights"], wide=wide)

@@ -84,7 +84,7 @@ def command(
     from diffprune.evaluate.rows import quality_rows
     from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
     from diffprune.evaluate.sources import find_tasks
-    from diffprune.methods.options import split_methods
+    from diffprune.methods.naming import split_methods
     from diffprune.results import write_results
     from diffprune.types import parse_budgets, require_distinct
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from diffprune import doors
 from diffprune.extras import MissingExtraError
 
 _USER_ERRORS = (ValueError, OSError, MissingExtraError)  # their message says what to do; others are our own mistakes
+_BAD_INPUT, _OUR_MISTAKE = 2, 1  # exit codes; a wrong option has the first one too
 
 
 # Subcommands of the lab, a package of its own: asked for without it, the error names the way to install it.
@@ -58,11 +60,11 @@ def _root(
     """Visual token pruning for vision-language models: train by throttling, deploy by dropping."""
 
 
-def build_app() -> typer.Typer:
-    """The application with every subcommand found."""
+def build_app(names: Sequence[str] | None = None) -> typer.Typer:
+    """The application with these subcommands; default: with every one found."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for name in subcommands():
+    for name in subcommands() if names is None else names:
         module = module_of(name)
         if module is not None:
             app.command(name)(module.command)
@@ -109,7 +111,8 @@ def _run(arguments: Sequence[str]) -> int:
                 f"`diffprune {arguments[0]}` comes with the lab, which is not installed; "
                 "install it from a checkout of the repository: pip install -e . -e lab"
             )
-        code: Any = build_app()(args=arguments, prog_name="diffprune", standalone_mode=False)
+        asked = [arguments[0]] if arguments[0] in subcommands() else None  # one is enough, where it is named
+        code: Any = build_app(asked)(args=arguments, prog_name="diffprune", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         print("diffprune: stopped", file=sys.stderr)
@@ -121,9 +124,10 @@ def _run(arguments: Sequence[str]) -> int:
         describe = getattr(error, "format_message", None)
         sentence = f"{describe()} (see diffprune --help)" if describe else _one_sentence(error)
         print(f"diffprune: {sentence}", file=sys.stderr)
-        return int(getattr(error, "exit_code", 1))
+        return int(getattr(error, "exit_code", _BAD_INPUT if isinstance(error, _USER_ERRORS) else _OUR_MISTAKE))
 
 
 def main() -> None:
     """The console script."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for those who call it, not for our users
     sys.exit(_run(sys.argv[1:]))

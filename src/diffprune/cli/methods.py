@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffprune.cli import print_json, print_table
+from diffprune.cli import Wide, announce, print_json, print_table
 
 
 def list_methods() -> list[dict[str, Any]]:
@@ -29,7 +29,10 @@ def list_methods() -> list[dict[str, Any]]:
     return found
 
 
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def command(
+    wide: Wide = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """List the pruning methods.
 
     First how each works, then where it comes from. "needs" is what a method asks of the model besides the visual
@@ -41,6 +44,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
       diffprune methods
       diffprune methods --json
     """
+    announce("reading the methods", quiet=as_json)
     found = list_methods()
     if as_json:
         print_json(found)
@@ -49,6 +53,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         {**method, "needs": ", ".join(method["needs"]), "year": str(method["year"] or "")}  # a year has no comma
         for method in found
     ]
-    print_table(rows, ["name", "place", "needs", "trained", "budget"])
-    print_table(rows, ["name", "paper", "year", "licence", "certainty"])
-    print("the idea of each in a sentence: diffprune methods --json")
+    print_table(rows, ["name", "place", "needs", "trained", "budget"], wide=wide)
+    print()
+    print_table(rows, ["name", "paper", "year", "licence", "certainty"], wide=wide)
+    print("\nthe idea of each in a sentence: diffprune methods --json")

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import print_json, print_table
+from diffprune.cli import Wide, announce, print_json, print_table
+from diffprune.terminal import count_text, print_note
+
+CHECKED = (
+    "method", "batch", "num_text", "num_kept", "prefill_ms", "predicted_ms", "predicted_over_measured", "held_out",
+    "backbone", "path",
+)  # fmt: skip
 
 
 def command(
@@ -15,11 +21,13 @@ def command(
         str, typer.Option(help="A preset (llava-1.5-7b, qwen2.5-vl-7b, ...), scenes-llava or a folder.")
     ] = "llava-1.5-7b",
     image: Annotated[str, typer.Option(help="Width x height of the picture in pixels.")] = "336x336",
-    keep: Annotated[str, typer.Option(help="Tokens per picture (64) or a share (0.111).")] = "0.1111",
-    batch: Annotated[int, typer.Option(help="Requests that run at once.")] = 1,
+    keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "0.1111",
+    batch: Annotated[str, typer.Option(help="Comma-separated numbers of requests that run at once.")] = "1",
     text: Annotated[int, typer.Option(help="Text tokens of a prompt.")] = 40,
     new_tokens: Annotated[int, typer.Option(help="Length of an answer, for requests per second.")] = 32,
-    gpu: Annotated[str | None, typer.Option(help="A card by its name: h200, a100-80, rtx-4090, ...")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Cards by name, comma-separated: h200, a100-80, rtx-4090, ...")
+    ] = None,
     tflops: Annotated[float | None, typer.Option(help="The card's dense float16 TFLOP/s.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="The card's memory bandwidth, GB/s.")] = None,
     memory: Annotated[float | None, typer.Option(help="The card's memory, GB.")] = None,
@@ -34,30 +42,34 @@ def command(
         list[Path] | None,
         typer.Option(help="Instead, how far the plan is from what this results file of diffprune profile measured."),
     ] = None,
+    wide: Wide = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict operations, memory and times of a model with all its visual tokens and with some.
 
-    Counts are exact. Times come from the card's datasheet and from efficiency curves, and the output says whether those
-    were fitted to a measurement; see docs/profile.md. requests_s is for the largest batch that fits the card's memory;
-    a batch that does not fit has no times.
+    One table for all cards, batches and budgets. Counts are exact. Times come from the card's datasheet and from
+    efficiency curves: "fitted" on the card they were fitted on, "extrapolated" on any other, "assumed" where they were
+    fitted to nothing; see docs/profile.md. speedup is of the first token; decode_tok_s is of the whole batch;
+    requests_s is for the largest batch that fits the card's memory. A batch that does not fit has no times.
 
     \b
     Examples:
       diffprune plan --backbone qwen2.5-vl-7b --image 1344x896 --keep 0.1111 --batch 8 --gpu h200
+      diffprune plan --keep 128,64,32 --batch 1,32 --gpu h200,a100-80,rtx-4090
       diffprune plan --backbone llava-1.5-7b --keep 64 --gpu rtx-4090 --json
       diffprune plan --keep 64 --tflops 200 --bandwidth 1000 --memory 32
       diffprune plan --keep 64 --gpu h200 --calibrate results/ttft.json
       diffprune plan --keep 64 --gpu h200 --text 40 --text-buckets 40,100
       diffprune plan --against results/ttft.json
     """
+    announce(f"{backbone}: counting what a picture becomes", quiet=as_json)
     from diffprune.cli.profile import read_numbers
     from diffprune.speed import calibrate as fitted
     from diffprune.speed import plan as planned
     from diffprune.speed.accuracy import accuracy, ranges, read_profiles
     from diffprune.speed.gpus import find_gpu
     from diffprune.speed.subject import picture_size
-    from diffprune.types import Budget
+    from diffprune.types import parse_budgets
 
     if path not in planned.CALIBRATIONS:
         raise ValueError(f"path {path!r} is not known; give {' or '.join(planned.CALIBRATIONS)}")
@@ -74,40 +86,48 @@ def command(
         else:
             print(accuracy(found, path, card))
         return
-    size, budget, buckets = picture_size(image), Budget.parse(keep).keep, read_numbers(text_buckets, "text-buckets")
-    card = find_gpu(gpu, tflops=tflops, bandwidth=bandwidth, memory=memory)
+    names = [None] if gpu is None else [one for one in gpu.split(",") if one]
+    if len(names) > 1 and any(number is not None for number in (tflops, bandwidth, memory)):
+        raise ValueError("--tflops, --bandwidth and --memory are of one card; name one with --gpu, or leave them out")
+    cards = [find_gpu(one, tflops=tflops, bandwidth=bandwidth, memory=memory) for one in names]
     calibration, checked = planned.CALIBRATIONS[path], []
     if calibrate:
         found = read_profiles(calibrate)
-        calibration = fitted.calibrate(found, path, card)
+        calibration = fitted.calibrate(found, path, cards[0])
         checked = [
             row
             for results in found
-            for row in fitted.compare(results, calibration, fitted.card_of([results], card), path)
+            for row in fitted.compare(results, calibration, fitted.card_of([results], cards[0]), path)
         ]
         even = [row for row in checked if fitted.is_even(row)]
-        for row, ratio in zip(even, fitted.held_out(found, path, card), strict=False):  # none where rows are few
+        for row, ratio in zip(even, fitted.held_out(found, path, cards[0]), strict=False):  # none where rows are few
             row["held_out"] = ratio
-    rows = planned.plan(
+    rows, remarks = planned.plan_table(
         backbone,
-        card,
-        image=size,
-        keep=budget,
+        cards,
+        image=picture_size(image),
+        keeps=parse_budgets(keep),
+        batches=read_numbers(batch, "batch"),
         num_text=text,
-        batch=batch,
         new_tokens=new_tokens,
         path=path,
         calibration=calibration,
-        text_buckets=buckets,
+        text_buckets=read_numbers(text_buckets, "text-buckets"),
     )
-    for sentence in planned.remarks(rows, budget, card):
+    for sentence in remarks:
         typer.echo(sentence, err=True)
     if as_json:
-        print_json({"gpu": card.name, "path": path, "curves": calibration.source, "rows": rows, "calibrated": checked})
+        gpus = ", ".join(card.name for card in cards)
+        print_json({"gpu": gpus, "path": path, "curves": calibration.source, "rows": rows, "calibrated": checked})
         return
     if calibrate:
         print(fitted.as_source(calibration))
-        print_table(checked, list(checked[0]))
-    print(f"{backbone} on {card.name}, {path} path, batch {batch}, {text} text tokens:")
-    print_table(rows, planned.COLUMNS)
-    print(f"Efficiency curves: {calibration.source}.")
+        print_table(checked, CHECKED, wide=wide)
+        print()
+    parameters = count_text(planned.describe(backbone).parameters)
+    print_note(
+        f"{backbone}, {parameters} parameters in 16 bits, {path} path; a picture of {image} is "
+        f"{rows[0]['num_visual']:,} tokens, the text {text}:"
+    )
+    print_table(rows, planned.COLUMNS, wide=wide)
+    print_note(f"Efficiency curves: {calibration.source}.")

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, require_file
+from diffprune.cli import (
+    OPTIONS_HELP,
+    Wide,
+    announce,
+    choose_device,
+    hush_loader,
+    print_json,
+    print_table,
+    require_file,
+)
+from diffprune.methods.naming import check_names
 
 if TYPE_CHECKING:
     from diffprune.speed.profile import ProfileSettings
@@ -56,6 +66,7 @@ def command(
     ] = False,
     figure: Annotated[Path | None, typer.Option(help="Picture of the bars; default: beside --out.")] = None,
     commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    wide: Wide = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Measure vision encoding, pruner, prefill, time to first token, decoding and memory of a model with each method.
@@ -70,6 +81,8 @@ def command(
       diffprune profile --backbone llava-1.5-7b --random-weights --size tiny --device cpu
       diffprune profile --backbone llava-1.5-7b --random-weights --throughput --paths fast --batch 1,8,32,64 --out results/throughput.json
     """  # noqa: E501
+    check_names(methods)
+    announce(f"{backbone}, {methods}, keep {keep}: loading", quiet=as_json)
     from diffprune.speed import output
     from diffprune.speed import profile as measured
     from diffprune.speed import throughput as loop
@@ -97,6 +110,7 @@ def command(
     for path in (out, figure):
         if path is not None:
             require_file(path)
+    hush_loader()
     notes, columns = (loop.NOTES, loop.COLUMNS) if throughput else (output.NOTES, measured.COLUMNS)
 
     earlier = None
@@ -128,7 +142,7 @@ def command(
     if as_json:
         print_json(rows)
     else:
-        print_table([row for row in rows if "path" in row and "error" not in row], columns)
+        print_table([row for row in rows if "path" in row and "error" not in row], columns, wide=wide)
     missing = measured.not_run(settings, rows)
     if missing:
         typer.echo(f"{output.NOT_RUN}{'; '.join(missing)}.", err=True)
@@ -201,7 +215,7 @@ def read_settings(
 
 def _some(text: str, methods: list[str], name: str) -> list[str]:
     """Methods of those that are measured, separated by commas."""
-    from diffprune.methods.options import split_methods
+    from diffprune.methods.naming import split_methods
 
     wanted = split_methods(text)
     for method in wanted:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, choose_device, print_json
+from diffprune.cli import OPTIONS_HELP, announce, choose_device, describe_model, print_json
+from diffprune.methods.naming import check_names
 
 
 def command(
@@ -37,20 +38,24 @@ def command(
       diffprune show --pruner runs/llava-k64 --image a.jpg --keep 64 --out kept.png
       diffprune show --method cls_attention --image a.png --keep 64 --out ends.png --matrix
     """
+    check_names(method or "")
+    if not out.parent.is_dir():
+        raise ValueError(f"the folder of {out} does not exist; make it first")
+    named = (model or "scenes-llava") if pruner == "none" else pruner
+    announce(f"{named}: loading", quiet=as_json)
     from diffprune.api import load_vlm
     from diffprune.atomic import replacing, require_plain
     from diffprune.backbones.processors import open_image
     from diffprune.viz import light_up, save_matrix
 
-    if not out.parent.is_dir():
-        raise ValueError(f"the folder of {out} does not exist; make it first")
     require_plain(out)
     picture = open_image(image)
     where = choose_device(device)
     vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where, default_method="feature_norm")
+    chosen = method or vlm.method.name
+    announce(describe_model(named, vlm.base, method=chosen, keep=vlm.budget.keep), quiet=as_json)
     (selection,) = vlm.select([picture], [text])
-    named = method or vlm.method.name
-    found: dict[str, object] = {"method": named, "keep": selection.keep.tolist(), "grid": selection.grid}
+    found: dict[str, object] = {"method": chosen, "keep": selection.keep.tolist(), "grid": selection.grid}
     if matrix:
         found |= save_matrix(vlm, picture, selection, out)
     else:

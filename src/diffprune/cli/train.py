@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import print_json, require_writable
+from diffprune.cli import announce, hush_loader, print_json, require_writable
+from diffprune.methods.naming import check_names
 
 
 def command(
@@ -35,11 +36,11 @@ def command(
     run = load_config(config, overrides or [])
     require_writable(out)
 
-    from transformers.utils.logging import disable_progress_bar
-
+    check_names(run.method.name)
+    announce(f"{run.backbone.name}, {run.method.name}: loading", quiet=as_json)
     from diffprune.train.run import train_pruner
 
-    disable_progress_bar()
+    hush_loader()
     summary = train_pruner(run, out, resume=resume, quiet=as_json)
     if summary.pop("main"):
         if as_json:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffprune.methods.base import Pruner
+from diffprune.methods.naming import split_methods as split_methods
 from diffprune.nn import BlockSpec
 from diffprune.nn.language import LanguageSpec
 from diffprune.registry import METHODS
@@ -85,18 +86,6 @@ def make_options(name: str, options: Mapping[str, Any]) -> Any:
             raise ValueError(f"method {name!r} has no option {key!r}; {hint}")
     preset = getattr(cls, "presets", {}).get(name, {})
     return cls.Options(**{**preset, **given})
-
-
-def split_methods(text: str) -> list[str]:
-    """The methods of a comma-separated text, each once, without empty ones; commas in brackets separate none."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += {"[": 1, "]": -1}.get(letter, 0)
-        if letter == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
 def parse_method(text: str) -> NamedMethod:

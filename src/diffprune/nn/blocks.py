@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from diffprune.ops import rotate
 
@@ -62,6 +61,10 @@ class BlockSpec:
             raise ValueError(f"rotary positions need a head width divisible by 4, not {self.head_width}; change heads")
         if self.norm not in ("layer", "rms"):
             raise ValueError(f"norm={self.norm!r} is not known; give 'layer' or 'rms'")
+        from transformers.activations import (
+            ACT2FN,
+        )  # here: transformers takes seconds to import, listing methods should not
+
         if self.activation not in ACT2FN:
             raise ValueError(f"activation={self.activation!r} is not known; give a name of transformers' ACT2FN")
 
@@ -182,6 +185,8 @@ class Mlp(nn.Module):
         self.gate = nn.Linear(spec.width, spec.mlp_width, bias=spec.mlp_bias) if spec.gated else None
         self.up = nn.Linear(spec.width, spec.mlp_width, bias=spec.mlp_bias)
         self.down = nn.Linear(spec.mlp_width, spec.width, bias=spec.mlp_bias)
+        from transformers.activations import ACT2FN
+
         self.activation: Callable[[Tensor], Tensor] = ACT2FN[spec.activation]
 
     def forward(self, x: Float[Tensor, "*B W"]) -> Float[Tensor, "*B W"]:

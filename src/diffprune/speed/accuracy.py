@@ -17,7 +17,13 @@ from diffprune.speed.gpus import Gpu
 from diffprune.speed.plan import CALIBRATIONS, TEXT_BUCKETS, plan
 from diffprune.speed.subject import picture_size
 
-STAGES = ("encode", "pruner", "prefill", "ttft")
+STAGES = {
+    "encode": "encode_ms",
+    "pruner": "pruner_ms",
+    "prefill": "prefill_ms",
+    "ttft": "ttft_ms",
+    "decode": "decode_tok_s",
+}
 START, END = "<!-- plan against measurement -->\n", "<!-- end of plan -->"
 WHOLE, ALONE = "the plan's rows", "other methods"  # the first column of each table
 PLANNED = ("full", "diffprune")  # the methods that a plan's two rows are about
@@ -78,7 +84,7 @@ def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[s
         text_buckets=[int(size) for size in buckets.split(",")] if buckets else TEXT_BUCKETS,
     )
     predicted = full if row["method"] == "full" else pruned
-    keys = {stage: f"{stage}_ms" for stage in STAGES if predicted.get(f"{stage}_ms") and row.get(f"{stage}_ms")}
+    keys = {stage: key for stage, key in STAGES.items() if predicted.get(key) and row.get(key)}
     return {stage: predicted[key] / row[key] for stage, key in keys.items()}
 
 

@@ -64,6 +64,7 @@ def calibrate(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> Ca
         prefill=fit_curve([measured_prefill(row) for row in rows], gpu),
         vision=fit_curve(vision, gpu),
         host_ms=statistics.median(rests) if rests else 0.0,
+        card=gpu,
         source=f"fitted to {len(rows)} measured rows, {', '.join(dict.fromkeys(item.device for item in found))}",
     )
 
@@ -126,5 +127,12 @@ def as_source(calibration: Calibration) -> str:
         for part in ("prefill", "vision")
     ]
     return "\n".join(
-        ["Calibration(", *lines, f"    host_ms={calibration.host_ms:.3g},", f"    source={calibration.source!r},", ")"]
+        [
+            "Calibration(",
+            *lines,
+            f"    host_ms={calibration.host_ms:.3g},",
+            f"    source={calibration.source!r},",
+            f"    card={calibration.card!r},",
+            ")",
+        ]
     )

@@ -29,7 +29,7 @@ from diffprune.speed.flops import (
     projector_flops,
     scorer_flops,
 )
-from diffprune.speed.gpus import Gpu
+from diffprune.speed.gpus import GPUS, Gpu
 from diffprune.speed.roofline import Calibration, Curve, Work
 from diffprune.types import Budget
 
@@ -42,6 +42,7 @@ CALIBRATIONS: dict[str, Calibration] = {
         vision=Curve(most=0.496, half=496.0, bandwidth=0.4, launch_us=5.05),
         host_ms=0.344,
         source="fitted to 5 measured rows, NVIDIA H200",
+        card=GPUS["h200"],
     ),
     "eager": Calibration(
         prefill=Curve(most=0.75, half=40.0, bandwidth=0.90, launch_us=700.0),
@@ -54,8 +55,8 @@ TEXT_BUCKETS = (64, 128)  # to which the fast path pads the text of a prompt
 USABLE = 0.92  # share of the card's memory that weights, caches and activations may fill
 SCORER_DEPTH = 2
 COLUMNS = (
-    "method", "num_visual", "num_kept", "tflops", "kv_mb", "encode_ms", "pruner_ms", "prefill_ms", "ttft_ms",
-    "largest_batch", "requests_s",
+    "card", "times", "batch", "kept", "ttft_ms", "speedup", "decode_tok_s", "largest_batch", "requests_s",
+    "prefill_ms", "encode_ms", "pruner_ms", "tflops", "kv_mb",
 )  # fmt: skip
 
 
@@ -307,6 +308,12 @@ def plan(
                 text_buckets=text_buckets,
             )
 
+        def step(size: int, kept: int = columns) -> float:
+            return calibration.prefill.ms(decode_work(model, kept + new_tokens, size, itemsize), gpu)
+
+        def decoded(size: int) -> dict[str, float]:
+            return {"decode_tok_s": size / step(size) * 1e3}
+
         row: dict[str, Any] = {
             "method": method,
             "num_visual": counts.visual,
@@ -315,21 +322,49 @@ def plan(
             "batch": batch,
             "tflops": prefill_flops(model.text, counts.columns(num_kept) + num_text) / 1e12,
             "kv_mb": kv_bytes(model.text, columns + new_tokens, batch=batch, element_size=itemsize) / 1e6,
-            **(timed(batch) if batch <= largest else {}),
+            **(timed(batch) | decoded(batch) if batch <= largest else {}),
             "largest_batch": largest,
             "requests_s": 0.0,
         }
         if largest:
-            step = calibration.prefill.ms(decode_work(model, columns + new_tokens, largest, itemsize), gpu)
-            row["requests_s"] = largest / (timed(largest)["ttft_ms"] + (new_tokens - 1) * step) * 1e3
+            row["requests_s"] = largest / (timed(largest)["ttft_ms"] + (new_tokens - 1) * step(largest)) * 1e3
         rows.append(row)
     full, pruned = rows
     compared = ("tflops", "kv_mb", "encode_ms", "prefill_ms", "ttft_ms")
     gains: dict[str, Any] = {key: full[key] / pruned[key] for key in compared if key in full and key in pruned}
-    for key in ("largest_batch", "requests_s"):  # more is better here
-        if full[key]:
+    for key in ("decode_tok_s", "largest_batch", "requests_s"):  # more is better here
+        if full.get(key) and key in pruned:
             gains[key] = pruned[key] / full[key]
     return [*rows, {"method": "gain (times)", **gains}]
+
+
+def plan_table(
+    name: str,
+    gpus: Sequence[Gpu],
+    *,
+    keeps: Sequence[int | float],
+    batches: Sequence[int],
+    calibration: Calibration,
+    **options: Any,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row for the full model and one for each budget, for every card and batch, and what must not be missed.
+
+    Args:
+        options: The same for all, as `plan` takes them.
+    """
+    rows: list[dict[str, Any]] = []
+    sentences: list[str] = []
+    for gpu in gpus:
+        where = {"card": gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce "), "times": calibration.basis(gpu)}
+        for batch in batches:
+            for index, keep in enumerate(keeps):
+                full, pruned, gain = plan(name, gpu, keep=keep, batch=batch, calibration=calibration, **options)
+                if not index:
+                    rows.append({**where, **full, "kept": full["num_kept"]})
+                rows.append({**where, **pruned, "kept": pruned["num_kept"], "speedup": gain.get("ttft_ms")})
+                said = remarks((full, pruned), keep, gpu)
+                sentences += [f"{where['card']}: {one}" if len(gpus) > 1 else one for one in said]
+    return rows, list(dict.fromkeys(sentences))
 
 
 def remarks(rows: Sequence[dict[str, Any]], keep: int | float, gpu: Gpu) -> list[str]:

@@ -30,8 +30,8 @@ from diffprune.speed.timing import RUNS, copy_bandwidth, matrix_rate
 
 EAGER_SHARE = 0.55  # of the time of a run on both paths, before the first fast row
 COLUMNS = (
-    "method", "path", "batch", "num_text", "num_kept", "tflops", "encode_ms", "pruner_ms", "splice_ms", "prefill_ms",
-    "ttft_ms", "decode_tok_s", "peak_gb", "kv_bytes", "ratio_to_floor",
+    "method", "path", "batch", "num_text", "num_kept", "encode_ms", "pruner_ms", "prefill_ms", "ttft_ms",
+    "decode_tok_s", "peak_gb", "splice_ms", "tflops", "kv_bytes", "ratio_to_floor",
 )  # fmt: skip
 
 Report = Callable[[list[dict[str, Any]]], None]

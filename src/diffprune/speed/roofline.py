@@ -61,12 +61,20 @@ class Calibration:
         prefill, vision: Curves of the language model and of the tower.
         host_ms: What no stage accounts for.
         source: Where the numbers come from, printed beside every prediction.
+        card: What they were fitted on; None where they were assumed.
     """
 
     prefill: Curve
     vision: Curve
     host_ms: float
     source: str
+    card: Gpu | None = None
+
+    def basis(self, gpu: Gpu) -> str:
+        """What times on a card are: "fitted" on the very card, "extrapolated" from another, or "assumed"."""
+        if self.card is None:
+            return "assumed"
+        return "fitted" if gpu == self.card else "extrapolated"
 
 
 FEWEST_POINTS = 4  # as many as a curve has constants

@@ -9,7 +9,8 @@ from torch import nn
 
 from diffprune.backbones.prompts import Batch
 from diffprune.loading import load_base
-from diffprune.methods.options import parse_method, split_methods
+from diffprune.methods.naming import split_methods
+from diffprune.methods.options import parse_method
 from diffprune.model import PrunedVLM
 from diffprune.shapes import SHAPES, build, is_preset, require_gpu
 
