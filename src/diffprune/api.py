@@ -18,7 +18,7 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
         name: Of a saved pruner or of a base model: a folder, a hub id, a preset (`llava-1.5-7b`), or a model that an
             installed package brings along.
         method: For a base model: a method's name (`dp.methods()`), with options `fastv[layer=3]`. A saved pruner has
-            its own.
+            its own; another one that takes the same weights may be asked for (`diffprune` and `diffprune-diverse`).
         keep: The budget: an int is tokens per image, a float a share. Default: the largest a saved pruner was trained
             for, else all tokens. A budget without anything that chooses is an error.
         options: Go to the model's `from_pretrained`: dtype, device_map, revision, ...
@@ -28,11 +28,7 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
         vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
     """
     if is_pruner(name):
-        if method is not None:
-            raise ValueError(
-                f"{name} is a saved pruner and brings its own method; leave method={method!r} out, or load its base"
-            )
-        return PrunedVLM.from_pretrained(name, keep=keep, **options)
+        return PrunedVLM.from_pretrained(name, keep=keep, method=method, **options)
     method = "full" if method is None else method
     if method == "full":
         refuse_full_budget(keep)
@@ -55,18 +51,18 @@ def load_vlm(
 
     Args:
         model: Of `--pruner none`; a saved pruner names its own.
-        method: Of `--pruner none`, a name, or with options `name[option=value;option=value]`; a saved pruner has one.
+        method: A name, or with options `name[option=value;option=value]`; a saved pruner has one, and takes others that
+            use its weights.
     """
     hush_loader()
     budget = None if keep is None else Budget.parse(keep).keep
     if pruner != "none":
-        for option, value, what in (("--method", method, "method"), ("--model", model, "base model")):
-            if value is not None:
-                raise ValueError(
-                    f"--pruner {pruner} brings its own {what}, so {option} {value} would be ignored; leave one of the "
-                    "two out"
-                )
-        vlm = PrunedVLM.from_pretrained(pruner, keep=budget)
+        if model is not None:
+            raise ValueError(
+                f"--pruner {pruner} brings its own base model, so --model {model} would be ignored; leave one of the "
+                "two out"
+            )
+        vlm = PrunedVLM.from_pretrained(pruner, keep=budget, method=method or None)
     else:
         method = method or default_method
         if method == "full":

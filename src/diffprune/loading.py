@@ -25,7 +25,7 @@ from diffprune.base_files import (
 )
 from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import refuse_offloaded, require_family, wrap_backbone
-from diffprune.methods.options import build_method
+from diffprune.methods.options import build_method, deployed_as
 from diffprune.registry import BACKBONES
 from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, finish_saving, load_pruner
 
@@ -292,12 +292,17 @@ def load_pruned_vlm(
     directory: str | Path,
     *,
     keep: int | float | None,
+    method: str | None = None,
     base: nn.Module | None,
     processor: Any,
     allow_other_base: bool,
     model_kwargs: dict[str, Any],
 ) -> Any:
-    """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for."""
+    """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for.
+
+    Args:
+        method: How its weights choose, where not by the saved `choice`.
+    """
     folder, restore = _local(directory)
     config, state = load_pruner(folder, restore=restore)
     wanted = config["base"]
@@ -322,20 +327,24 @@ def load_pruned_vlm(
             '"raster" in its config.json: kept tokens reach the language model in raster order'
         )
     name, options = config["method"]["name"], config["method"]["options"]
-    method = build_method(name, block=backbone.block, language=backbone.language, **options)
-    own = set(exported_state(method.state_dict()))
+    trained = build_method(name, block=backbone.block, language=backbone.language, **options)
+    own = set(exported_state(trained.state_dict()))
     if own != set(state):
         odd = sorted(own ^ set(state))[0]
         raise ValueError(
             f"{directory}: the weights do not fit method {config['method']['name']!r}, "
             f"the first that differs is {odd!r}"
         )
-    method.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
+    trained.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
+    try:
+        deployed = deployed_as(trained.eval(), config.get("choice"), method)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from None
     budget = keep if keep is not None else config["budgets"][-1]
     vlm = cls(
         base,
         processor,
-        method=method.eval(),
+        method=deployed,
         keep=budget,
         positions=config["positions"],
         newline=config.get("newline", "rows"),

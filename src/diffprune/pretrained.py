@@ -40,16 +40,23 @@ class SavedPruner:
         directory: str | Path,
         *,
         keep: int | float | None = None,
+        method: str | None = None,
         base: nn.Module | None = None,
         processor: Any = None,
         allow_other_base: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """A saved pruner on its base model: a local folder or a hub id; see `diffprune.loading`."""
+        """A saved pruner on its base model: a local folder or a hub id; see `diffprune.loading`.
+
+        Args:
+            method: Another method that takes its weights (`diffprune-diverse` those of `diffprune`, and back); default:
+                what its `choice` says.
+        """
         return load_pruned_vlm(
             cls,  # type: ignore[arg-type]
             directory,
             keep=keep,
+            method=method,
             base=base,
             processor=processor,
             allow_other_base=allow_other_base,

@@ -34,10 +34,13 @@ SAVED = ".saved"  # folder of a save whose files are being moved
 #   features   where the features are taken
 #   budgets    trained for, the smallest first: one, or the two ends of a range
 #   positions  "original" or "packed"
+# It may hold
+#   choice     {"name", and its options}: how the scores are used, where the method's own rule is not what is deployed
 # and may hold `recipe`: what it was trained by, for the rows that are measured with it.
 CONFIG_KEYS: dict[str, type] = {"method": dict, "base": dict, "features": dict, "budgets": list, "positions": str}
 _METHOD_KEYS = ("name", "options")
 _BASE_KEYS = ("id", "revision", "fingerprint")
+SCORER_OPTIONS = ("scorer", "scorer_depth", "final_norm")  # what a choice shares with the method it deploys
 _FILLED_KEYS = ("format", "versions", "weights_digest")
 
 
@@ -76,6 +79,7 @@ vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
 
 - base model: {base_id}, revision {base["revision"]}, fingerprint `{base["fingerprint"]}`
 - options: `{json.dumps(config["method"]["options"])}`
+- choice: {json.dumps(config["choice"]) if "choice" in config else "the method's own"}
 - trained for keep = {budgets}{recipe}; positions: {config["positions"]}
 
 ## Measured
@@ -92,6 +96,9 @@ def _check_config(config: Mapping[str, Any]) -> None:
         for key in keys:
             if key not in config[section]:
                 raise ValueError(f"{section}.{key} is missing")
+    choice = config.get("choice", {"name": ""})
+    if not isinstance(choice, dict) or not isinstance(choice.get("name"), str):
+        raise ValueError(f"choice is {choice!r}: must be a dict with its name")
 
 
 def save_pruner(
@@ -222,9 +229,19 @@ def _read_config(path: Path, restore: str | None) -> dict[str, Any]:
 
 def describe(vlm: Any, *, base_id: str | None = None, notes: str = "") -> dict[str, Any]:
     """Everything about a `PrunedVLM`'s pruner but its weights, as saved in `config.json`."""
-    config = vlm.base.config
+    config, method = vlm.base.config, vlm.method
+    options, choice = dataclasses.asdict(method.options), {}
+    name = method.deploys or method.name
+    if method.deploys:  # its weights are another method's, which is what is saved
+        trained = method.trained_as[0] if method.trained_as else None
+        own = {} if trained is None else dataclasses.asdict(trained.options)
+        name = name if trained is None else trained.name
+        rule = {"name": method.choice_name}
+        choice = {"choice": rule | {key: value for key, value in options.items() if key not in SCORER_OPTIONS}}
+        options = own or {key: value for key, value in options.items() if key in SCORER_OPTIONS}
     return {
-        "method": {"name": vlm.method.name, "options": dataclasses.asdict(vlm.method.options)},
+        "method": {"name": name, "options": options},
+        **choice,
         "base": {
             "id": base_id or getattr(config, "_name_or_path", "") or "",
             "revision": getattr(config, "_commit_hash", None),

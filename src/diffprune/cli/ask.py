@@ -21,7 +21,10 @@ def command(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help=f"Method for --pruner none (diffprune methods); default: full. {OPTIONS_HELP}"),
+        typer.Option(
+            help="Method for --pruner none, or one that takes a saved one's weights (diffprune methods); "
+            f"default: full. {OPTIONS_HELP}"
+        ),
     ] = None,
     keep: Annotated[
         str | None,

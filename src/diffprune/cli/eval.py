@@ -24,7 +24,8 @@ def command(
     methods: Annotated[
         str,
         typer.Option(
-            help="Comma-separated; saved pruners go by their label (their method's name) and come along anyway; "
+            help="Comma-separated; saved pruners go by their label (their method's name) and come along anyway, and "
+            "diffprune-diverse beside diffprune, or the other way round, is measured with the same weights; "
             f"`oracle` knows the boxes. {OPTIONS_HELP}"
         ),
     ] = "full",
@@ -96,7 +97,7 @@ def command(
     where = choose_device(device)
     asked = source.build(names, split=split, count=questions, sizes=sizes)
     with progress_bars(quiet=as_json) as progress:
-        vlm, saved = load_pruners(folders, model, where, throttled=throttled)
+        vlm, saved = load_pruners(folders, model, where, throttled=throttled, names=split_methods(methods))
         wanted = list(dict.fromkeys([*split_methods(methods), *(one.label for one in saved)]))
         needs = needs_of(wanted, saved)
         if ORACLE in wanted:

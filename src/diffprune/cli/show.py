@@ -21,7 +21,10 @@ def command(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help=f"Method for --pruner none (diffprune methods); default: feature_norm. {OPTIONS_HELP}"),
+        typer.Option(
+            help="Method for --pruner none, or one that takes a saved one's weights (diffprune methods); "
+            f"default: feature_norm. {OPTIONS_HELP}"
+        ),
     ] = None,
     keep: Annotated[str | None, typer.Option(help="Tokens (64) or a share (0.111).")] = None,
     text: Annotated[str, typer.Option(help="A question, for methods that read it.")] = "",

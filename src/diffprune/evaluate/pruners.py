@@ -12,7 +12,7 @@ from diffprune.evaluate.runner import EncodedQuestions, Measurement
 from diffprune.evaluate.throttled import Throttle, load_throttled, run_config
 from diffprune.loading import load_base
 from diffprune.methods.base import NEEDS, Pruner
-from diffprune.methods.options import parse_method, require_weights
+from diffprune.methods.options import deployed_as, is_choice_of, parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.types import Budget
 
@@ -78,13 +78,15 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def load_pruners(
-    folders: Sequence[PrunerFolder], model: str, device: str, *, throttled: bool = False
+    folders: Sequence[PrunerFolder], model: str, device: str, *, throttled: bool = False, names: Sequence[str] = ()
 ) -> tuple[PrunedVLM, list[SavedPruner]]:
     """The full model, and the saved pruners, all on the one base they must share.
 
     Args:
         model: The base where there is no pruner, which would name its own.
         throttled: Each pruner also as it was in training.
+        names: Methods that are asked for; those that are another choice by the weights of a pruner without a label of
+            its own are measured with these, and go by what they are asked for as.
     """
     if not folders:
         base, processor = load_base(model)
@@ -106,13 +108,31 @@ def load_pruners(
             raise ValueError(f"two pruners are listed as {label!r} with seed {seed}; give them labels: LABEL=FOLDER")
         origin = origin_of(vlm, run)
         saved.append(SavedPruner(label, one.keep, seed, vlm.method, origin=origin))
+        trained = vlm.method.trained_as[0] if vlm.method.trained_as else vlm.method
+        for name in () if one.label else names:
+            if name != label and takes_weights(name, trained):
+                other = deployed_as(trained, vlm.artefact.get("choice"), name)
+                saved.append(SavedPruner(name, one.keep, seed, other, origin={**origin, "choice": choice_of(other)}))
         if throttled:
-            pruner, throttle = load_throttled(Path(one.folder), vlm.method)
+            pruner, throttle = load_throttled(Path(one.folder), trained)
             saved.append(
                 SavedPruner(label + THROTTLED, one.keep, seed, pruner, throttle, {**origin, "choice": "throttled"})
             )
     first.base.to(device)
     return first.with_method("full"), saved
+
+
+def takes_weights(name: str, trained: Pruner) -> bool:
+    """Whether a method of the command line chooses by the weights of a trained one."""
+    if name == ORACLE or name.endswith(THROTTLED):
+        return False
+    kind = parse_method(name)
+    return is_choice_of(kind.name, trained) or (kind.name == trained.name and not kind.options)
+
+
+def choice_of(method: Pruner) -> str:
+    """What rows say of how scores are used."""
+    return method.choice_name or TOP_K
 
 
 def origin_of(vlm: PrunedVLM, run: RunConfig | None) -> dict[str, str]:
@@ -121,12 +141,11 @@ def origin_of(vlm: PrunedVLM, run: RunConfig | None) -> dict[str, str]:
     An artefact of before it named its recipe tells it by the options that recipes set.
     """
     recipe = vlm.artefact.get("recipe") or (run.recipe if run is not None else "")
-    if not recipe and is_diffprune(vlm.method.name):
+    if not recipe and is_diffprune(trained := vlm.artefact["method"]["name"]):
         options = vlm.artefact["method"]["options"]
-        sets = {name: recipe_values(name, vlm.method.name)["method"].items() for name in RECIPES}
+        sets = {name: recipe_values(name, trained)["method"].items() for name in RECIPES}
         recipe = next((name for name in RECIPES if sets[name] <= options.items()), "")
-    choice = vlm.artefact.get("choice") or TOP_K
-    return {"recipe": recipe or "default", "choice": choice["name"] if isinstance(choice, Mapping) else choice}
+    return {"recipe": recipe or "default", "choice": choice_of(vlm.method)}
 
 
 def origins_of(planned: Sequence[Measurement], saved: Sequence[SavedPruner]) -> Origins:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from diffprune.methods.diffprune_diverse import DiffPruneDiverse
 from diffprune.ops import greedy_determinant
-from diffprune.ops.greedy import without_length
 from diffprune.ops.on_gpu import products
 from diffprune.types import VisualTokens
 
@@ -71,21 +70,17 @@ def choose_diverse(
     """
     closeness = method.closeness(tokens)
 
-    def weigh(logits: Tensor, square: Tensor) -> Tensor:
-        return without_length(method.worth(logits), square)
-
     def finish(chosen: Tensor, logits: Tensor, x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
         into[0].copy_(chosen)
         into[1].copy_(take(x, chosen))
         into[2].copy_(logits)
 
-    weigh_fused, finish_fused = compiler(weigh), compiler(finish)
+    worth, finish_fused = compiler(method.worth), compiler(finish)
 
     def choose(x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
         logits, hidden = read(x)
         kernel = products(method.compared(tokens, hidden))
-        worth = weigh_fused(logits, kernel.diagonal(dim1=1, dim2=2))
-        chosen = greedy_determinant(kernel if closeness is None else kernel * closeness, k, worth=worth)
+        chosen = greedy_determinant(kernel if closeness is None else kernel * closeness, k, worth=worth(logits))
         finish_fused(chosen, logits, x, into)
 
     return choose

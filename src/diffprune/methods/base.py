@@ -154,6 +154,12 @@ class Pruner(nn.Module, ABC):
         super().__init__()
         self.options = self.Options() if options is None else options
         self.block = block
+        self.trained_as: tuple[Pruner, ...] = ()  # the method its weights were trained by, where that is another
+
+    @property
+    def choice_name(self) -> str:
+        """How it uses scores of another method: `diverse` of `diffprune-diverse`; empty where it has its own rule."""
+        return self.name.removeprefix(f"{self.deploys}-") if self.deploys else ""
 
     @property
     def is_native(self) -> bool:

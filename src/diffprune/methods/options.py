@@ -71,6 +71,40 @@ def build_method(
     return method
 
 
+def deployed_as(trained: Pruner, choice: Mapping[str, Any] | None = None, asked: str | None = None) -> Pruner:
+    """A trained method as it chooses when it is deployed: by its own rule, by a saved choice, or as it is asked to.
+
+    Args:
+        trained: With its weights; another rule shares them.
+        choice: Of a saved pruner: `name` (`diverse` is method `diffprune-diverse`) and its options. None: its own rule.
+        asked: A method that takes those weights, with options in brackets, instead; a choice of the same rule gives
+            the options that are not named.
+    """
+    saved = dict(choice or {})
+    rule = f"{trained.name.partition('-')[0]}-{saved.pop('name')}" if saved else trained.name
+    named = NamedMethod(rule, rule, {}) if asked is None else parse_method(asked)
+    if named.name == trained.name and not named.options:
+        return trained
+    if not is_choice_of(named.name, trained):
+        others = sorted(name for name in METHODS.names() if is_choice_of(name, trained))
+        raise ValueError(
+            f"weights of {trained.name!r} cannot be deployed as {named.label!r}; they go with "
+            f"{', '.join([trained.name, *others])}: leave the method out for what was saved, or load the base model"
+        )
+    known = {field.name for field in dataclasses.fields(named.kind.Options)}
+    shared = {key: value for key, value in dataclasses.asdict(trained.options).items() if key in known}
+    options = {**shared, **(saved if named.name == rule else {}), **named.options}
+    made: Any = build_method(named.name, block=trained.block, **options)
+    made.scorer, made.trained_as = trained.scorer, (trained,)
+    return made.to(next(trained.parameters()).device).eval()
+
+
+def is_choice_of(name: str, trained: Pruner) -> bool:
+    """Whether that method is another choice by the weights of a trained one."""
+    deploys = METHODS.get(name).deploys
+    return bool(deploys) and METHODS.get(deploys) is type(trained)
+
+
 def make_options(name: str, options: Mapping[str, Any]) -> Any:
     """The method's `Options` of these values; a `ValueError` where it has no such option, or it not such a value."""
     cls = METHODS.get(name)

@@ -67,13 +67,7 @@ def greedy_diverse(
         closeness: What each cosine is multiplied by; positive semidefinite, 1 on the diagonal.
     """
     kernel = products(x)
-    worth = without_length(worth, kernel.diagonal(dim1=1, dim2=2))
     return greedy_determinant(kernel if closeness is None else kernel * closeness, k, mask, worth=worth)
-
-
-def without_length(worth: Float[Tensor, "B N"], square: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-    """The worth that makes of products of tokens what `worth` makes of their cosines, given squared lengths."""
-    return worth - 0.5 * square.clamp(min=torch.finfo(square.dtype).tiny).log()
 
 
 @torch.no_grad()
@@ -122,8 +116,8 @@ def greedy_determinant(
         kernel: Symmetric; of two alike tokens the second adds nothing.
         k: Tokens to keep, from 0 to the real tokens of the row.
         mask: True where a token is real.
-        worth: Logarithm w of what a token is worth: the kernel is then `exp(w_i) kernel_ij exp(w_j)`, however far
-            apart the worths are, and past its rank the worth decides where the kernel's diagonal does not.
+        worth: Logarithm w of what a token is worth. The kernel is then brought to 1 on its diagonal, and multiplied:
+            `exp(w_i) exp(w_j) kernel_ij / sqrt(kernel_ii kernel_jj)`. Past its rank the worth decides.
         tolerance: The share of its diagonal below which a token's residual counts as rounding.
     """
     diagonal = kernel.diagonal(dim1=1, dim2=2)
@@ -250,8 +244,8 @@ def _pivoted_cholesky(
 ) -> Int64[Tensor, "B K"]:
     """The pivots of the kernel with that diagonal, whose rows are asked for as they are needed.
 
-    What a token is worth multiplies its residual and changes nothing else: as it stands in its row and in its column,
-    it divides out of every factor.
+    What a token is worth multiplies its residual, as a share of its diagonal, and changes nothing else: as it stands in
+    its row and in its column, it divides out of every factor.
     """
     check_inputs(diagonal if worth is None else worth, k, mask)
     diagonal = diagonal if mask is None else diagonal.masked_fill(~mask, 0)
@@ -264,7 +258,7 @@ def _pivoted_cholesky(
     size = diagonal.new_empty(len(diagonal), 1)
     for step, pick in enumerate(picks):
         is_new = residual > floor
-        gain = residual if worth is None else residual.log() + 2 * worth
+        gain = residual if worth is None else (residual / diagonal).log() + 2 * worth
         torch.max(torch.where(is_new, gain, spent), -1, keepdim=True, out=(size, pick))
         if worth is not None:
             size = torch.where(is_new, residual, -1).gather(1, pick)
@@ -287,15 +281,14 @@ def _spent(
     mask: Bool[Tensor, "B N"] | None,
     tolerance: float | None,
 ) -> Float[Tensor, "B N"]:
-    """What tokens are ranked by once their residual is rounding, below every gain: the diagonal, times the worth.
+    """What tokens are ranked by once their residual is rounding, below every gain: the diagonal, or the worth.
 
-    Without a worth from -2 to -1 of the largest. With one all is in logs, moved below the least gain that a residual
-    above its tolerance can have.
+    The diagonal from -2 to -1 of the largest; the worth in logs, moved below the least gain that a residual above its
+    tolerance can have.
     """
-    least = torch.finfo(diagonal.dtype).tiny
     if worth is None:
-        return diagonal / diagonal.amax(-1, keepdim=True).clamp(min=least) - 2
-    whole = diagonal.clamp(min=least).log() + 2 * worth
+        return diagonal / diagonal.amax(-1, keepdim=True).clamp(min=torch.finfo(diagonal.dtype).tiny) - 2
+    whole = 2 * worth
     low, high = (whole, whole) if mask is None else (whole.masked_fill(~mask, end) for end in (torch.inf, -torch.inf))
     return whole - (high.amax(-1, keepdim=True) - low.amin(-1, keepdim=True) + 1 - math.log(tolerance or 1.0))
 

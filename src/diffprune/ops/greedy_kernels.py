@@ -40,7 +40,7 @@ def _gain(rest, diagonal, tolerance, worth, spent, HAS_WORTH: tl.constexpr):
     is_new = rest > tolerance * diagonal
     gain = rest
     if HAS_WORTH:
-        gain = tl.log(tl.where(is_new, rest, 1.0)) + 2 * worth
+        gain = tl.log(tl.where(is_new, tl.math.div_rn(rest, diagonal), 1.0)) + 2 * worth
     return tl.where(is_new, gain, spent), tl.where(is_new, rest, -1.0)
 
 
@@ -68,7 +68,7 @@ def _determinant_whole(
     # What is taken past the rank, below every gain: `_spent` of the reference.
     if HAS_WORTH:
         own_worth = tl.load(worth + row * N + n, mask=live, other=0.0)
-        last = tl.log(tl.maximum(diagonal, TINY)) + 2 * own_worth
+        last = 2 * own_worth
         high = tl.max(tl.where(live, last, float("-inf")), 0)
         low = tl.min(tl.where(live, last, float("inf")), 0)
         last -= high - low + 1 - tl.log(tolerance)
