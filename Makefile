@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST_TRANSFORMERS := 5.17.0
 WORKERS ?= 2
+FUZZ_SECONDS ?= 300
+FUZZ_SEED ?= 0
 
 # Two test workers with one thread each are quicker than two workers that fight for the same cores.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg
@@ -31,8 +33,8 @@ demo: $(STAMP)  ## train a small pruner, compare methods, write out/demo/index.h
 test: $(STAMP)  ## the whole default test suite
 	$(TEST_ENV) $(BIN)/python $(PYTEST)
 
-fuzz: $(STAMP)  ## search for examples that break the properties of the operators
-	DIFFPRUNE_FUZZ=1 $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -q tests/ops tests/test_schedules.py
+fuzz: $(STAMP)  ## five minutes of random requests against the masked model, pictures, files, commands, operators
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 mutants: $(STAMP)  ## put each fault of tools/mutants/faults.txt into a copy; the suite must see 97 of 100
 	$(TEST_ENV) $(BIN)/python -m tools.mutants

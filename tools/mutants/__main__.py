@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -101,8 +102,6 @@ def make_copy(folder: Path) -> None:
 
 def import_heavy_parts() -> None:
     """What every test needs and no fault touches, once for all children."""
-    import beartype  # noqa: F401
-    import hypothesis  # noqa: F401
     import pytest  # noqa: F401
     import torch
     import transformers
@@ -113,21 +112,33 @@ def import_heavy_parts() -> None:
         getattr(transformers, name)
 
 
+def run_in_child(copy: Path, tests: Sequence[str]) -> int:
+    """Run the tests in a copy, in this process, which nothing of it may outlive."""
+    os.setsid()
+    log = os.open(copy / "last.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(copy)
+    os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", MPLBACKEND="Agg")
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(copy / "src"), str(copy / "lab")))
+    sys.path[:] = [str(copy), str(copy / "src"), str(copy / "lab"), *(p for p in sys.path if str(ROOT) != p and p)]
+    import pytest
+
+    quiet = "ignore::pytest.PytestAssertRewriteWarning"  # of what was imported before the fork
+    return int(pytest.main(["-x", "-q", "-W", quiet, "-p", "no:cacheprovider", *tests]))
+
+
 def run_tests(copy: Path, tests: Sequence[str]) -> int:
     """The exit code of a child that runs the tests in a copy; -1 where it had to be ended."""
     child = os.fork()
     if child == 0:
-        os.setsid()
-        log = os.open(copy / "last.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.chdir(copy)
-        os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", MPLBACKEND="Agg", PYTHONDONTWRITEBYTECODE="1")
-        os.environ["PYTHONPATH"] = os.pathsep.join((str(copy / "src"), str(copy / "lab")))
-        sys.path[:] = [str(copy), str(copy / "src"), str(copy / "lab"), *(p for p in sys.path if str(ROOT) != p and p)]
-        import pytest
-
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])))
+        code = 70
+        try:
+            code = run_in_child(copy, tests)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)  # never back into the parent's own frames, which would clear the copy away
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -109,26 +109,26 @@ def _opened(file: io.BufferedIOBase, name: str) -> Image.Image:
         raise ValueError(f"the image {name} is too large to open ({error}); scale it down first") from error
     except Exception as error:  # damaged headers make Pillow's readers raise anything
         raise ValueError(f"{name} is no image that can be read ({error}); known are {', '.join(FORMATS)}") from error
-    return _checked(image)
+    return _checked(image, f"the image {name}")
 
 
-def _checked(image: Image.Image) -> Image.Image:
+def _checked(image: Image.Image, name: str = "the image") -> Image.Image:
     width, height = image.size
     if min(width, height) < 1:
-        raise ValueError(f"the image is empty ({width} x {height} pixels); give one with at least one pixel")
+        raise ValueError(f"{name} is empty ({width} x {height} pixels); give one with at least one pixel")
     if width * height > limits.max_pixels:
-        raise ValueError(f"the image has {width} x {height} pixels; scale it below {limits.max_pixels:,} first")
+        raise ValueError(f"{name} has {width} x {height} pixels; scale it below {limits.max_pixels:,} first")
     if max(width, height) > limits.max_aspect * min(width, height):
         raise ValueError(
-            f"the image has {width} x {height} pixels, one side more than {limits.max_aspect} times the other; cut it"
+            f"{name} has {width} x {height} pixels, one side more than {limits.max_aspect} times the other; cut it"
         )
     try:
         frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
         if frames == 1:
             return _to_rgb(_upright(image))
     except Exception as error:  # damaged pixels make Pillow's readers raise anything
-        raise ValueError(f"the image cannot be decoded ({error}); it may be cut short, save it anew") from error
-    raise ValueError(f"the image is animated ({frames} frames); choose one with image.seek(i), image.copy()")
+        raise ValueError(f"{name} cannot be decoded ({error}); it may be cut short, save it anew") from error
+    raise ValueError(f"{name} is animated ({frames} frames); choose one with image.seek(i), image.copy()")
 
 
 def _upright(image: Image.Image) -> Image.Image:
