@@ -23,12 +23,23 @@ def test_notes_name_what_is_missing_until_it_is_measured(tmp_path: Path):
     assert read_results(out).notes.endswith(f"{output.NOT_RUN}{missing[1]}.")
 
 
-def test_bars_add_up_to_the_time_to_first_token(tmp_path: Path):
-    row = {"method": "full", "path": "eager", "batch": 1, "num_text": 40, "encode_ms": 2.0, "prefill_ms": 5.0}
-    parts = output.bar_parts({**row, "ttft_ms": 8.0})
-    assert sum(parts.values()) == 8.0 and parts["rest_ms"] == 1.0
-    output.draw_bars([{**row, "ttft_ms": 8.0}, {**row, "error": "none"}], tmp_path / "bars.png")
-    assert (tmp_path / "bars.png").stat().st_size > 1000
+def test_a_bar_is_as_long_as_its_label_and_quartiles_are_drawn_where_they_are(tmp_path: Path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    row = {"method": "full", "path": "eager", "batch": 1, "num_text": 40, "encode_ms": 20.0, "prefill_ms": 5.0}
+    fast = {**row, "path": "fast", "ttft_ms": 3.25, "ttft_quartiles": [3.0, 3.5]}
+    other = {**row, "batch": 32, "ttft_ms": 99.0}
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **more: (drawn.append(self), save(self, *given, **more))
+    )
+    output.draw_bars([{**row, "ttft_ms": 8.0}, fast, other, {**row, "error": "none"}], tmp_path / "bars.png")
+    (axes,) = drawn[0].axes
+    assert sorted(bar.get_width() for bar in axes.patches) == [3.25, 8.0]  # stages may overlap: their sum is another
+    assert [text.get_text().strip() for text in axes.texts] == ["8.0", "3.2"]
+    assert sum(type(line).__name__ == "LineCollection" for line in axes.collections) == 1  # one row has quartiles
+    assert drawn[0].get_size_inches()[0] == 6.9 and (tmp_path / "bars.png").stat().st_size > 1000
     output.draw_bars([{**row, "error": "none"}], tmp_path / "nothing.png")
     assert not (tmp_path / "nothing.png").exists()
 

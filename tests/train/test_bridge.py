@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from diffprune.model import PrunedVLM
+from diffprune.ops import soft_topk
 from diffprune.restriction import survivors
 from tests import tiny
 from tests.contracts.vlm import throttle
@@ -120,3 +121,16 @@ def test_a_methods_penalty_is_added_with_the_batchs_share_of_the_targets(monkeyp
     own = (batch.labels != -100).sum()
     torch.testing.assert_close(vlm.loss(batch, generator=noise()), plain[0] + 3.0)
     torch.testing.assert_close(vlm.loss(batch, generator=noise(), num_targets=100), plain[1] + 3.0 * own / 100)
+
+
+def test_at_the_recipe_s_last_temperature_throttling_is_not_yet_dropping() -> None:
+    """Of standardised logits at K = 8 of 576: at 0.1 weights are spread, at 1e-3 the K tokens are what is left."""
+    logits = torch.randn(64, 576, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    k = torch.full((64,), 8)
+    found = {}
+    for tau in (0.1, 1e-3):
+        alpha = soft_topk(logits, k, tau=tau)
+        lengths = (survivors(alpha, k, torch.ones(64, 576, dtype=torch.bool), 1e-3) >= 0).sum(-1)
+        found[tau] = lengths.double().mean().item(), (alpha.topk(8).values.sum(-1) / 8).mean().item()
+    assert 3 * 8 < found[0.1][0] < 5 * 8 and found[0.1][1] < 0.9
+    assert found[1e-3][0] < 8.5 and found[1e-3][1] > 0.99

@@ -32,10 +32,10 @@ COLOURS = {
 }
 ORDER = ("deit-tiny", "deit-small", "deit-base")
 STYLE: Any = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,14 +45,14 @@ STYLE: Any = {
 
 
 @contextmanager
-def figure(path: Path, panels: int, *, height: float = 2.3):
+def figure(path: Path, panels: int, *, height: float = 2.3, share_y: bool = False):
     """Axes side by side, as wide as a page's text; written to `path` at the end."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
         sheet = Figure(figsize=(6.9 if panels > 1 else 3.4, height), layout="constrained")
-        axes = sheet.subplots(1, panels, squeeze=False)
+        axes = sheet.subplots(1, panels, squeeze=False, sharey=share_y)
         yield axes.flatten().tolist()
         with replacing(path) as new:
             sheet.savefig(new, dpi=200)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffprune_lab.probes.bench import LEARNED, PLAIN, Bench
-from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, figure, label, legend_below
+from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, figure, label
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
 from diffprune_lab.probes.throttling import budget_counts, run_throttled
 
@@ -140,30 +140,35 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Both slices of the largest backbone, and both lines."""
-    backbone = backbones_of(rows)[-1]
-    start = max(row["tau"] for row in rows)
-    chosen = {row["method"]: row for row in rows if row["backbone"] == backbone and row["tau"] == start}
-    ours = PLAIN if PLAIN in chosen else "diffprune"
-    # A seed with a slice, where there is one.
-    seeds = sorted(chosen[ours][SEEDS], key=lambda seed: "slice" not in chosen[ours][SEEDS][seed]["curves"])
-    seed = next(seed for seed in seeds if seed in chosen["gumbel_ste"][SEEDS])
-    first = {name: chosen[name][SEEDS][seed]["curves"] for name in (ours, "gumbel_ste")}
-    levels = [value for curves in first.values() for line in curves.get("slice", ()) for value in line]
-    with figure(path, 3) as axes:
-        for panel, name in zip(axes, first, strict=False):
-            if "slice" in first[name]:
-                across = list(zip(*first[name]["slice"], strict=True))  # direction 1 to the right
-                shown = panel.imshow(across, extent=(-1, 1, -1, 1), origin="lower", vmin=min(levels), vmax=max(levels))
-                panel.figure.colorbar(shown, ax=panel, shrink=0.8, label="loss")
-            panel.set_title(label(name))
-            panel.set_xlabel("direction 1")
-            line = first[name]["line"]
+    """How rough the loss is: along one line of the largest backbone, and as a ratio of both methods for every one."""
+    names = backbones_of(rows)
+    taus = sorted({row["tau"] for row in rows}, reverse=True)
+    ours = PLAIN if any(row["method"] == PLAIN for row in rows) else "diffprune"
+    at_start = {row["method"]: row for row in rows if row["backbone"] == names[-1] and row["tau"] == taus[0]}
+    seed = next(seed for seed in at_start[ours][SEEDS] if seed in at_start["gumbel_ste"][SEEDS])
+    with figure(path, 2, height=2.9) as (left, right):
+        for name in (ours, "gumbel_ste"):
+            line = at_start[name][SEEDS][seed]["curves"]["line"]
             places = [2 * index / (len(line) - 1) - 1 for index in range(len(line))]
-            axes[2].plot(places, line, color=COLOURS[name], linewidth=0.9, label=label(name))
-        axes[0].set_ylabel("direction 2")
-        ratio = chosen[ours].get("ratio")
-        axes[2].set_title(label(backbone) if ratio is None else f"{label(backbone)}, ratio {ratio:.1f}")
-        axes[2].set_xlabel("distance")
-        axes[2].set_ylabel("loss")
-        legend_below([axes[2]])
+            middle = line[len(line) // 2]
+            left.plot(places, [value - middle for value in line], color=COLOURS[name], label=label(name), linewidth=1.2)
+        left.set_title(f"Loss along one direction, {label(names[-1])}, tau {taus[0]:g}")
+        left.set_xlabel("distance")
+        left.set_ylabel("loss, change from the middle")
+        left.legend(loc="upper left", fontsize=7)
+        for shift, tau, shade in zip((-0.2, 0.2), taus, (COLOURS["diffprune"], COLOURS[PLAIN]), strict=False):
+            found = {
+                row["backbone"]: row for row in rows if row["method"] == ours and row["tau"] == tau and "ratio" in row
+            }
+            shown = [(place, found[name]) for place, name in enumerate(names) if name in found]
+            bars = [[abs(row["ratio"] - row["ci95"][end]) for _, row in shown] for end in (0, 1)]
+            x, heights = [place + shift for place, _ in shown], [row["ratio"] for _, row in shown]
+            right.bar(x, heights, 0.38, yerr=bars, capsize=3, color=shade, label=f"tau {tau:g}")
+            for where, row in zip(x, (row for _, row in shown), strict=True):
+                right.text(where, max(1.0, row["ci95"][1]) + 0.12, f"{row['ratio']:.1f}", ha="center", fontsize=8)
+        right.axhline(1, color="#222222", linewidth=0.8)
+        right.set_xticks(range(len(names)), [label(name) for name in names])
+        right.set_ylabel("variation, Gumbel-STE's\nover DiffPrune's (95 % interval)")
+        right.margins(y=0.12)
+        right.set_title("Above 1 Gumbel-STE's is the rougher")
+        right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)

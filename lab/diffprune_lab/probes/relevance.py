@@ -26,7 +26,7 @@ from diffprune.train.agreement import fixed_logits
 from diffprune_lab.deit import DeiT
 from diffprune_lab.probes.bench import LEARNED, SUPERVISED, Bench
 from diffprune_lab.probes.data import Photos, inside_box
-from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label, unique_entries
+from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, figure, label
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval
 from diffprune_lab.probes.throttling import budget_counts, run_throttled
 
@@ -253,35 +253,35 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     return done
 
 
-OTHERS = (":", "--", "-.")  # lines of methods that have no colour of their own
+SHOWN = 0.1111  # the budget of the figure; the others are in the table
+SAME = ("cls_attention",)  # fastervlm by another name
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Lift over chance by budget, one panel per backbone; methods without training at their best block."""
+    """Lift over chance at one budget, a bar for each method with its interval, a panel for each backbone."""
     names = backbones_of(rows)
-    with figure(path, len(names) + 1, height=2.8) as axes:  # the last one is for the legend
-        for panel, backbone in zip(axes, names, strict=False):
-            chosen = [row for row in rows if row["backbone"] == backbone]
-            methods = sorted({row["method"] for row in chosen}, key=lambda name: (name not in COLOURS, name))
-            for place, name in enumerate(methods):
-                line = sorted((row for row in chosen if row["method"] == name), key=lambda row: row["keep"])
-                keeps = [row["keep"] for row in line]
-                known = name in COLOURS
-                panel.plot(
-                    keeps,
-                    [row["lift"] for row in line],
-                    "-" if known else OTHERS[place // 5 % len(OTHERS)],  # there are more methods than colours
-                    color=COLOURS.get(name),
-                    linewidth=1.6 if known else 0.9,
-                    label=label(name),
-                )
-                if known:
-                    low, high = zip(*(row["ci95"] for row in line), strict=True)
-                    panel.fill_between(keeps, low, high, color=COLOURS[name], alpha=0.2, linewidth=0)
-            panel.axhline(1, color="black", linewidth=0.6)
-            budget_axis(panel, sorted({row["keep"] for row in chosen}))
+    keep = min({row["keep"] for row in rows}, key=lambda keep: abs(keep - SHOWN))
+    chosen = [row for row in rows if row["keep"] == keep and row["method"] not in SAME]
+    lifts: dict[str, list[float]] = {}
+    for row in chosen:
+        lifts.setdefault(row["method"], []).append(row["lift"])
+    order = sorted(lifts, key=lambda name: fmean(lifts[name]))
+    with figure(path, len(names), height=1.2 + 0.19 * len(order), share_y=True) as axes:
+        for panel, backbone in zip(axes, names, strict=True):
+            for row in chosen:
+                if row["backbone"] == backbone:
+                    place, (low, high) = order.index(row["method"]), row["ci95"]
+                    bar = [[row["lift"] - low], [high - row["lift"]]]
+                    panel.barh(
+                        place, row["lift"], 0.75, xerr=bar, color=COLOURS.get(row["method"], "#b9c4d0"),
+                        error_kw={"elinewidth": 0.8, "capsize": 1.5},
+                    )  # fmt: skip
+                    panel.text(high + 0.05, place, f"{row['lift']:.2f}", va="center", fontsize=7)
+            panel.axvline(1, color="#222222", linewidth=0.8)
+            panel.margins(x=0.14)
             panel.set_title(label(backbone))
-        axes[0].set_ylabel("lift over chance")
-        axes[-1].axis("off")
-        entries = unique_entries(axes[:-1])
-        axes[-1].legend(entries.values(), entries.keys(), fontsize=6, loc="center left")
+            panel.set_xlabel("lift over chance (1)")
+        axes[0].set_yticks(range(len(order)), [label(name) for name in order], fontsize=8)
+        axes[0].figure.suptitle(
+            f"Kept tokens on the object at {100 * keep:.0f} % kept; bars: 95 % interval", fontsize=9
+        )

@@ -36,6 +36,7 @@ from diffprune.methods.base import NEEDS, Pruner
 from diffprune.methods.options import FORM, parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results
+from diffprune_lab.probes.origins import note_origin, read_origins
 from diffprune_lab.probes.store import Row, locked, rounded
 from diffprune_lab.scenes import qwen
 from diffprune_lab.scenes.qwen import QwenSpec, save_model
@@ -45,7 +46,6 @@ from diffprune_lab.scenes.source import SCENES_TASKS
 NAME = "scaling"
 BACKBONES = tuple(qwen.SPECS)
 TASKS = ("mmbench", "mme", "pope", "scienceqa", "textvqa")  # of the paper's Qwen table
-DRAWN = ("mme", "scienceqa", "mmbench")  # of its figure
 RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9}  # share that stays: percent pruned
 LEARNED = "diffprune"
 CHANGED = tuple(f"{LEARNED}[{change}]" for change in ("tau.start=0.25", "tau.start=0.5", "noise=matched"))
@@ -308,6 +308,8 @@ def run_parts(
                 f"{part.backbone} does not fit on {device}; give a smaller --backbone (what was measured is kept)"
             ) from None
         write_sheet(_answers_of(work, part), sheet)
+        made_by = {"recipe": "bridge", "choice": "top-k"} if is_learned(part.method) else {}
+        note_origin(_answers_of(work, part), commit=commit, **made_by)
         longest = max(longest, time.monotonic() - begun)
         say(
             f"{part.backbone} {part.method} seed {part.seed}: {time.monotonic() - begun:.0f} s, "
@@ -362,12 +364,14 @@ def collect(work: Path, out: Path, *, settings: ScalingSettings, device: str, co
             files = sorted((work / MADE[0] / backbone).glob(f"*{SUFFIX}"))
             if not files:
                 continue
-            joined, _ = join_sheets([read_sheet(file) for file in files], [str(file) for file in files])
+            sheets = [read_sheet(file) for file in files]
+            joined, _ = join_sheets(sheets, [str(file) for file in files])
             answers = sorted(joined.answers[1:], key=lambda one: (_place(one.entry.method), one.entry.seed))
             answers = [joined.answers[0], *choose_runs([joined.answers[0], *answers])[1:]]
             seeds |= {one.entry.seed for one in answers if _has_seed(one.entry.method)}
             versus = LEARNED if any(one.entry.method == LEARNED for one in answers) else None
-            found = quality_rows(answers, joined.answers[0], versus=versus, chance=joined.chance)
+            origins = read_origins(files, sheets)
+            found = quality_rows(answers, joined.answers[0], versus=versus, chance=joined.chance, origins=origins)
             rows += [{"backbone": backbone, **row, **_rate(row)} for row in found]
         if rows:
             is_cpu = torch.device(device).type == "cpu" and torch.cuda.is_available()

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from diffprune.results import read_results, write_results
+from diffprune.results import command_line, read_results, source_commit, write_results
 
 Row = dict[str, Any]
 SEEDS = "by_seed"
@@ -64,13 +64,14 @@ class Store:
 
     def add(self, cells: Sequence[Cell]) -> list[Row]:
         """All rows after the cells were merged in and written."""
+        origin = {"commit": self.commit or source_commit(), "command": command_line()}  # every seed's own
         with locked(self.path):
             merged: dict[tuple[Any, ...], Row] = {}
             for row in self.rows():
                 merged[self._place(row)] = {name: row[name] for name in (*self.key_names, SEEDS) if name in row}
             for cell in cells:
                 row = merged.setdefault(self._place(cell.key), {**cell.key, SEEDS: {}})
-                row[SEEDS][str(cell.seed)] = rounded(cell.values)
+                row[SEEDS][str(cell.seed)] = {**rounded(cell.values), **origin}
             rows = self.summarise(list(merged.values()))
             seeds = sorted({int(seed) for row in rows for seed in row[SEEDS]})
             write_results(

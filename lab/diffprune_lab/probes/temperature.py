@@ -27,7 +27,7 @@ from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement
 from diffprune.train.feed import Feed
 from diffprune.train.sampler import noise_generator
 from diffprune.train.sources import open_feed
-from diffprune_lab.probes.figures import COLOURS, figure
+from diffprune_lab.probes.figures import figure, legend_below
 from diffprune_lab.probes.store import Row, interval, rounded
 
 NAME = "temperature"
@@ -132,28 +132,35 @@ def _compare(ends: Sequence[Sequence[float]]) -> Row:
     return {"bottom": fmean(bottom), "top": fmean(top), "slope": fmean(slopes), "ci95": interval(slopes)}
 
 
+SHADES = ("#8a8a8a", "#222222", "#f1b6a8", "#d9664f", "#8e2a1c")  # of the models, the Qwen kind from small to large
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The slope by temperature: a panel for each run, solid with its own throttler, dashed with a new one."""
+    """The slope by temperature with its interval, a panel for each budget: where it is below 0 the loss misleads.
+
+    A line for each model, with the throttler that was trained with it where there is one; new ones are in the table.
+    """
     runs = list(dict.fromkeys(row["run"] for row in rows))
-    with figure(path, len(runs), height=2.6) as axes:
-        for panel, run in zip(axes, runs, strict=True):
-            here = [row for row in rows if row["run"] == run]
-            for keep, colour in zip(dict.fromkeys(row["keep"] for row in here), COLOURS.values(), strict=False):
-                for throttler, style in (("new", "--"), ("trained", "o-")):
-                    line = [row for row in here if (row["keep"], row["throttler"]) == (keep, throttler)]
-                    panel.plot(
-                        [row["tau"] for row in line],
-                        [row["slope"] for row in line],
-                        style,
-                        color=colour,
-                        label=f"{throttler} throttler, {100 * keep:g} % kept",
+    trained = [row for row in rows if row["throttler"] == "trained"] or list(rows)
+    budgets = list(dict.fromkeys(row["keep"] for row in trained))
+    with figure(path, len(budgets), height=3.2, share_y=True) as axes:
+        for panel, keep in zip(axes, budgets, strict=True):
+            for run, colour in zip(runs, SHADES * len(runs), strict=False):
+                line = [row for row in trained if (row["run"], row["keep"]) == (run, keep)]
+                if line:
+                    slopes = [row["slope"] for row in line]
+                    bars = [[abs(row["slope"] - row["ci95"][end]) for row in line] for end in (0, 1)]
+                    panel.errorbar(
+                        [row["tau"] for row in line], slopes, bars, fmt="o-", color=colour, capsize=2.5, label=run
                     )
-            panel.axhline(0, color="#222222", linewidth=0.8)
+            panel.axhspan(-0.45, 0, color="#f6d5cf", alpha=0.6, linewidth=0)
             panel.set_xscale("log")
-            shown = sorted({row["tau"] for row in here})[::2]
+            shown = [tau for tau in sorted({row["tau"] for row in trained}) if tau in (0.1, 0.25, 0.5, 1.0, 2.0)]
             panel.set_xticks(shown, [f"{tau:g}" for tau in shown])
             panel.minorticks_off()
             panel.set_xlabel("temperature")
-            panel.set_title(run)
-        axes[0].set_ylabel("loss, things at the bottom\nminus things on top")
-        axes[0].legend(fontsize=5.5, loc="lower left", bbox_to_anchor=(0.0, 0.06))
+            panel.set_title(f"{100 * keep:g} % of the tokens kept")
+        axes[0].set_ylabel("loss with things at the bottom\nminus with things on top")
+        axes[0].set_ylim(bottom=-0.45)
+        axes[-1].annotate("wrong ranking is rewarded", (0.03, 0.03), xycoords="axes fraction", fontsize=8)
+        legend_below(axes)

@@ -303,11 +303,15 @@ def test_seeds_of_several_runs_come_together_in_one_file(tmp_path: Path) -> None
     def summarise(rows):
         return [{**row, "n_seeds": len(row["by_seed"])} for row in rows]
 
-    store = Store(path=tmp_path / "x.json", notes="same", summarise=summarise, key_names=("backbone", "keep"))
+    store = Store(
+        path=tmp_path / "x.json", notes="same", summarise=summarise, key_names=("backbone", "keep"), commit="abc"
+    )
     store.add([Cell({"backbone": "a", "keep": 0.5}, 1, {"top1": 1 / 3}), Cell({"backbone": "b", "keep": 0.5}, 1, {})])
     store.add([Cell({"backbone": "a", "keep": 0.5}, 2, {"top1": 2.0})])
     assert [row["n_seeds"] for row in store.rows()] == [2, 1]
-    assert store.rows()[0]["by_seed"] == {"1": {"top1": 0.3333333}, "2": {"top1": 2.0}}
+    by_seed = store.rows()[0]["by_seed"]
+    assert {seed: values["top1"] for seed, values in by_seed.items()} == {"1": 0.3333333, "2": 2.0}
+    assert {(values["commit"], bool(values["command"])) for values in by_seed.values()} == {("abc", True)}
     assert store.is_done("a", 2) and not store.is_done("b", 2)
     other = Store(path=tmp_path / "x.json", notes="other", summarise=summarise, key_names=("backbone",))
     with pytest.raises(ValueError, match="other settings"):

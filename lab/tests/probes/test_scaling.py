@@ -64,6 +64,8 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
     assert len(kept) == 5 and kept == [100.0] * 5  # it says yes, whatever it sees
     assert (tmp_path / "scaling.png").is_file()
     found = read_results(tmp_path / "scaling.json")
+    assert {row["recipe"] for row in found.rows if row["method"] != "full"} == {"bridge"}
+    assert all(row["commit"] and row["command"] for row in found.rows if row["method"] != "full")
     assert found.seeds == [42] and "1 steps of 2 captions" in found.notes
     scorer = tmp_path / "scaling/scorers/scenes-qwen-s-diffprune-42/model.safetensors"
     made = scorer.stat().st_mtime_ns
@@ -74,7 +76,7 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
     assert scorer.stat().st_mtime_ns == made
     assert {row["method"] for row in json.loads(out)} == {"full", *asked}
     said = evidence.block("scaling", tmp_path)
-    assert "100.0 ± 0.0" in said and "(hidden_norm[layer=1]*)" in said and "| 93.1 |" in said
+    assert "| 88.9 | 100.0 | 93.1 | 100.0 |" in said and "±" not in said and "(hidden_norm[layer=1]*)" in said
 
     monkeypatch.setitem(scaling.SIZES, "tiny", replace(scaling.SIZES["tiny"], steps=3))
     code, _, err = probe(*arguments)

@@ -105,10 +105,7 @@ def summary_rows(
     count = max(RESAMPLES, round(5 / LEVEL) * len(leads))
     units = [{task: one.units[task] for task in measured} for one in answers]
     drawn = resample_questions(units, {task: full.units[task] for task in measured}, resamples=count)
-    over_seeds = {
-        key: resample_seeds(drawn[:, places], [answers[place].entry.seed for place in places])
-        for key, places in groups.items()
-    }
+    over_seeds = {key: resample_seeds(drawn[:, places], of=f"{key[0]} at {key[1]}") for key, places in groups.items()}
     means = {key: _retentions([answers[place] for place in places], full, measured) for key, places in groups.items()}
     rows = []
     for (method, keep), places in groups.items():

@@ -61,6 +61,7 @@ def measure(
         "num_columns": request.num_columns,
         **{f"{name}_ms": times[name] for name in STAGES if name in times},
         "ttft_ms": ttft,
+        "ttft_quartiles": statistics.quantiles(timed["ttft"], n=4, method="inclusive")[::2],
         "tflops": flops / 1e12,
         **memory,
         "kv_bytes": request.kv_bytes(),

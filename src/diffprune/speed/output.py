@@ -83,49 +83,49 @@ def one_line(row: dict[str, Any]) -> str:
     return f"{in_words(row)}: {row.get('error') or ', '.join(found)}"
 
 
-BARS = (
-    ("encode_ms", "vision", "#4c72b0"),
-    ("pruner_ms", "pruner", "#dd8452"),
-    ("splice_ms", "projector and splice", "#8c8c8c"),
-    ("prefill_ms", "prefill", "#55a868"),
-    ("rest_ms", "the rest, end to end", "#cccccc"),
-)
-
-
-def bar_parts(row: dict[str, Any]) -> dict[str, float]:
-    """The stages of one row and what the end-to-end time has beyond them; they sum up to it unless stages overlap."""
-    parts = {key: float(row.get(key) or 0.0) for key, _, _ in BARS[:-1]}
-    return parts | {"rest_ms": max(0.0, row["ttft_ms"] - sum(parts.values()))}
+PATHS = {"eager": "#c9ced6", "fast": "#c0392b"}
 
 
 def draw_bars(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Stacked bars of the time to the first token, one panel for each batch and text length."""
+    """Time to the first token of the first batch and text length: a bar for each method and path, as long as its label.
+
+    Methods are in the order of their fast path; the lines at a bar's end are the quartiles of its calls, where a row
+    has them. Other shapes are in the table.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     done = [row for row in rows if "ttft_ms" in row]
-    panels = list(dict.fromkeys((row["batch"], row["num_text"]) for row in done))
-    if not panels:
+    if not done:
         return
-    tallest = max(sum((row["batch"], row["num_text"]) == panel for row in done) for panel in panels)
-    figure = Figure(figsize=(6.4 * len(panels), 1.5 + 0.3 * tallest), layout="constrained")
+    shape = done[0]["batch"], done[0]["num_text"]
+    shown = {(row["method"], row["path"]): row for row in done if (row["batch"], row["num_text"]) == shape}
+    paths = [name for name in PATHS if any(key[1] == name for key in shown)]
+
+    def quickest(method: str) -> float:
+        return shown.get((method, paths[-1]), shown.get((method, paths[0]), {})).get("ttft_ms", 0.0)
+
+    methods = sorted({method for method, _ in shown}, key=quickest, reverse=True)
+    figure = Figure(figsize=(6.9, 1.3 + 0.21 * len(methods) * len(paths)), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (batch, num_text) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        shown = [row for row in done if (row["batch"], row["num_text"]) == (batch, num_text)][::-1]
-        names = [f"{row['method']}, {row['path']}" for row in shown]
-        left = [0.0] * len(shown)
-        for key, label, color in BARS:
-            widths = [bar_parts(row)[key] for row in shown]
-            axes.barh(range(len(shown)), widths, left=left, color=color, label=label)
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        for place, row in enumerate(shown):
-            axes.text(left[place], place, f" {row['ttft_ms']:.1f}", va="center", fontsize=8)
-        axes.set_yticks(range(len(shown)), names, fontsize=8)
-        axes.set_xlabel("ms to the first token")
-        axes.set_title(f"batch {batch}, {num_text} text tokens", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.12)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, ncols=len(BARS), loc="outside upper center", frameon=False)
+    axes = figure.subplots()
+    for index, name in enumerate(paths):
+        shift = (index - (len(paths) - 1) / 2) * -0.4
+        for place, method in enumerate(methods):
+            row = shown.get((method, name))
+            if row is not None:
+                low, high = row.get("ttft_quartiles", [row["ttft_ms"]] * 2)
+                spread = [[row["ttft_ms"] - low], [high - row["ttft_ms"]]] if low < high else None
+                label = f"{name} path" if place == 0 else None
+                axes.barh(place + shift, row["ttft_ms"], 0.38, xerr=spread, capsize=2, color=PATHS[name], label=label)
+                axes.text(high, place + shift, f" {row['ttft_ms']:.1f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(methods)), methods, fontsize=9)
+    kept = sorted({row["num_kept"] for row in shown.values() if row["method"] != "full" and "num_kept" in row})
+    words = f", {kept[0]} tokens kept" if len(kept) == 1 else ""
+    axes.set_title(f"{done[0].get('backbone', '')}, batch {shape[0]}, {shape[1]} text tokens{words}", fontsize=10)
+    axes.set_xlabel("ms to the first token")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.08, y=0.02)
+    axes.legend(fontsize=9, frameon=False, loc="center right")
     with replacing(path) as new:
-        figure.savefig(new, dpi=120)
+        figure.savefig(new, dpi=200)
