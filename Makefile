@@ -82,7 +82,8 @@ test-library: $(STAMP)  ## the library's own tests from its wheel, without the l
 	.venv-library/bin/python -m pip install -q -c constraints.txt --find-links dist diffprune-lab
 	.venv-library/bin/diffprune demo --quick --out out/demo-from-wheels
 
-# One virtual environment per engine: their own pins do not agree with each other.
+# One virtual environment per engine: their own pins do not agree with each other. Both bring a torchvision built for CUDA,
+# which a CPU torch takes with the shim alone (docs/decisions/torchvision_shim.md).
 test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment
 	@ran=0; \
 	for extra in lmms vllm; do \
@@ -90,6 +91,7 @@ test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment
 	  test -x .venv-$$extra/bin/python || $(PYTHON) -m venv .venv-$$extra; \
 	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt torch || exit 1; \
 	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt -e ".[dev,$$extra]" -e lab || exit 1; \
+	  .venv-$$extra/bin/python tests/integrations/torchvision_shim.py || exit 1; \
 	  $(TEST_ENV) .venv-$$extra/bin/python -m pytest -q -m integration tests/integrations/test_$$extra.py || exit 1; \
 	  ran=1; \
 	done; \

@@ -9,6 +9,7 @@ score, which is what a paired bootstrap needs.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def mean(units: list[float]) -> Scored:
     return Scored(sum(units) / len(units), units)
 
 
-def _check(outputs: Sequence[str], *others: Sequence) -> None:
+def _check(outputs: Sequence, *others: Sequence) -> None:
     for other in others:
         if len(other) != len(outputs):
             raise ValueError(f"{len(outputs)} outputs cannot answer {len(other)} questions: give one for each.")
@@ -150,12 +151,20 @@ def parse_yes_no(output: str) -> str | None:
     return "yes" if start.startswith("yes") else "no" if start.startswith("no") else None
 
 
-def pope_f1(outputs: Sequence[str], answers: Sequence[str], subsets: Sequence[Hashable]) -> Scored:
-    """F1 of "yes", averaged over the subsets (random, popular, adversarial).
+def ratio_units(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """One value for each question such that their mean is the ratio of the sums, in percent.
 
-    F1 is a ratio of sums, 2 TP / (2 TP + FP + FN), so a question's unit is its first-order share of it (the
-    infinitesimal jackknife): F1 + n (numerator - F1 denominator) / sum of denominators. Their mean is exactly F1.
+    A ratio of sums is no mean over questions, so a unit is the question's first-order share of it (the infinitesimal
+    jackknife): ratio + n (above - ratio below) / sum of below. Their mean is exactly the ratio, and 0 where there is
+    nothing below.
     """
+    total = sum(below) or 1.0
+    ratio = sum(above) / total
+    return [100.0 * (ratio + len(above) * (a - ratio * b) / total) for a, b in zip(above, below, strict=True)]
+
+
+def pope_f1(outputs: Sequence[str], answers: Sequence[str], subsets: Sequence[Hashable]) -> Scored:
+    """F1 of "yes", 2 TP / (2 TP + FP + FN), averaged over the subsets (random, popular, adversarial)."""
     _check(outputs, answers, subsets)
     places: dict[Hashable, list[int]] = {}
     for place, subset in enumerate(subsets):
@@ -166,11 +175,9 @@ def pope_f1(outputs: Sequence[str], answers: Sequence[str], subsets: Sequence[Ha
         true = [answers[place] == "yes" for place in members]
         above = [2.0 * (p and t) for p, t in zip(predicted, true, strict=True)]
         below = [float(p) + float(t) for p, t in zip(predicted, true, strict=True)]  # 2 TP + FP + FN, one by one
-        total = sum(below) or 1.0  # no yes expected and none predicted: F1 is 0
-        f1 = sum(above) / total
         weight = len(outputs) / (len(places) * len(members))  # every subset counts the same, whatever its size
-        for place, numerator, denominator in zip(members, above, below, strict=True):
-            units[place] = 100.0 * weight * (f1 + len(members) * (numerator - f1 * denominator) / total)
+        for place, unit in zip(members, ratio_units(above, below), strict=True):
+            units[place] = weight * unit
     return mean(units)
 
 
@@ -182,14 +189,19 @@ def mme_score(
     The benchmark's own number is the sum over subtasks: `score / 100 * MME_SUBTASK_MAXIMUM * number of subtasks`.
     """
     _check(outputs, answers, pairs, subtasks)
-    right: dict[tuple[str, Hashable], list[bool]] = {}
-    for output, answer, pair, subtask in zip(outputs, answers, pairs, subtasks, strict=True):
-        right.setdefault((subtask, pair), []).append(parse_yes_no(output) == answer)
-    sizes: dict[str, int] = {}
-    for subtask, _ in right:
-        sizes[subtask] = sizes.get(subtask, 0) + 1
+    right = [parse_yes_no(output) == answer for output, answer in zip(outputs, answers, strict=True)]
+    return pair_score(right, pairs, subtasks)
+
+
+def pair_score(right: Sequence[bool], pairs: Sequence[Hashable], subtasks: Sequence[str]) -> Scored:
+    """MME's score of answers that are known to be right or wrong; one unit for each pair."""
+    _check(right, pairs, subtasks)
+    members: dict[tuple[str, Hashable], list[bool]] = {}
+    for is_right, pair, subtask in zip(right, pairs, subtasks, strict=True):
+        members.setdefault((subtask, pair), []).append(is_right)
+    sizes = Counter(subtask for subtask, _ in members)
     units = []
-    for (subtask, _), values in right.items():
-        weight = len(right) / (len(sizes) * sizes[subtask])  # every subtask counts the same, whatever its size
+    for (subtask, _), values in members.items():
+        weight = len(members) / (len(sizes) * sizes[subtask])  # every subtask counts the same, whatever its size
         units.append(50.0 * weight * (sum(values) / len(values) + all(values)))
     return mean(units)

@@ -1,0 +1,1 @@
+"""Plug-ins for what others run: evaluation harnesses and serving engines. Each needs its own extra."""
