@@ -228,8 +228,8 @@ tables() {
     join scenes_main 'diffprune@*' 'diffprune-paper@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune \
         --methods 'diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*' \
         --without diffprune-scale,diffprune-global,diffprune-scale-paper,diffprune-global-paper
-    join scenes_methods 'diffprune@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune --methods 'random,*' \
-        --without diffprune-throttled,diffprune-scale,diffprune-global,diffprune-scale-paper,diffprune-global-paper
+    join scenes_methods 'diffprune@*' 'diffprune-paper@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune \
+        --methods 'random,*' --without diffprune-throttled,diffprune-paper-throttled,diffprune-scale,diffprune-global,diffprune-scale-paper,diffprune-global-paper
     join scenes_random 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
     join scenes_ablation 'diffprune@*' 'others@*' -- --versus diffprune \
         --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
