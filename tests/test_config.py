@@ -212,3 +212,13 @@ def test_a_missing_file_is_named(tmp_path):
 def test_the_yaml_is_plain(root):
     values = yaml.safe_load(to_yaml(make_config(MINIMAL)))
     assert set(values) == {field.name for field in dataclasses.fields(RunConfig)}
+
+
+def test_aliases_of_aliases_are_refused_at_the_first_one(tmp_path):
+    """Each level is ten times the one before: built, the last would hold ten billion values."""
+    levels = ["l0: &l0 [1, 1]"] + [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 11)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(levels))
+    with pytest.raises(ValueError, match=r"bomb\.yaml: the alias \*l0 on line 2 is not taken; write the value out"):
+        load_config(tmp_path / "bomb.yaml")
+    with pytest.raises(ValueError, match=r"the alias \*a on line 1 is not taken"):
+        parse_override("optim.lr=[&a 1, *a]")

@@ -73,7 +73,7 @@ LIBRARY: dict[str, set[str]] = {
     "chat": {"backbones", "memory", "streaming"},
     "decoding": {"memory", "backbones", "inside", "losses", "methods", "ops", "types"},
     "saving": {"atomic", "fingerprint", "results"},
-    "fitting": {"backbones", "fingerprint", "methods", "registry", "tiles", "types"},
+    "fitting": {"backbones", "base_files", "fingerprint", "methods", "registry", "tiles", "types"},
     "base_files": set(),
     "fingerprint": set(),
     "loading": {"backbones", "base_files", "doors", "fingerprint", "fitting", "methods", "registry", "saving", "types"},

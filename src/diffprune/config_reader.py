@@ -95,7 +95,18 @@ def build(cls: type, values: object, prefix: str = "") -> Any:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that reads `1e-4` as a number and refuses a key given twice."""
+    """Safe YAML that reads `1e-4` as a number and refuses a key given twice, and an alias.
+
+    A dozen lines of aliases to aliases stand for a billion values. A config needs none: it names each value once.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise ValueError(
+                f"the alias *{event.anchor} on line {event.start_mark.line + 1} is not taken; write the value out"
+            )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()

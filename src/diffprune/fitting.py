@@ -8,6 +8,7 @@ from torch import nn
 
 from diffprune.backbones.base import Backbone
 from diffprune.backbones.splice import NEWLINE_RULES
+from diffprune.base_files import quantiser
 from diffprune.fingerprint import vision_state
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import parse_method
@@ -76,6 +77,15 @@ def move_model(model: Any, device: str) -> None:
             f"the model is quantised or spread over devices and lies on {', '.join(sorted(here))}, not on {device}; "
             "it cannot be moved afterwards, so load it there"
         )
+
+
+def refuse_compiling(model: Any) -> None:
+    """An error where the fast path, which reads weights itself and lays them out anew, would not find plain ones."""
+    stored = quantiser(getattr(model.config, "quantization_config", None))
+    offloaded = any(parameter.device.type == "meta" for parameter in model.parameters())
+    if stored is not None or offloaded:
+        how = f"quantised by {stored}" if stored else "offloaded to the CPU or the disk"
+        raise ValueError(f"the fast path needs plain weights, and these are {how}; generate() works without it")
 
 
 def check_rules(positions: str | None, newline: str, budget: str) -> None:

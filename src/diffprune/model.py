@@ -23,6 +23,7 @@ from diffprune.fitting import (
     check_fit,
     check_rules,
     plain_model,
+    refuse_compiling,
     refuse_full_budget,
     refuse_offloaded,
     wrap_backbone,
@@ -131,6 +132,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         """
         from diffprune.fast import compile_vlm
 
+        refuse_compiling(self.base)
         return compile_vlm(self, **options).report
 
     @property
