@@ -1,13 +1,15 @@
 import json
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 
 import pytest
 
 import diffprune
 from diffprune import extras
 from diffprune.cli import main as cli
-from diffprune.cli.doctor import _find_problems
+from diffprune.cli.doctor import _broken_torchvision, _find_problems
 from diffprune.registry import BACKBONES, METHODS
 from diffprune.results import write_results
 
@@ -93,7 +95,30 @@ def test_doctor_says_what_is_there_and_what_is_missing(run, monkeypatch):
     assert {"python", "torch", "transformers", "diffprune"} <= set(found["versions"])
     assert found["extras"]["app"] == {"present": False, "missing": ["no_such_module"], "gives": "the page"}
     _, out, _ = run("doctor")
-    assert "missing" in out and "diffprune[app]" in out and "device:" in out
+    assert "missing" in out and "pip install no-such-module" in out and "device:" in out
+    assert found["optional"]["peft"] == {"present": bool(find_spec("peft")), "gives": "bases with a LoRA"}
+
+
+def test_doctor_lists_no_extra_that_nothing_uses(root):
+    """Each is asked for by name where it is used, and stands in pyproject.toml with the same packages."""
+    written = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    code = [path for path in (root / "src/diffprune").rglob("*.py") if path.name != "extras.py"]
+    text = "\n".join(path.read_text() for path in code)
+    for name, extra in extras.EXTRAS.items():
+        assert f"of the extra '{name}'" in text or f'require("{name}")' in text, name
+        assert {package.replace("-", "_") for package in written[name]} == set(extra.modules)
+
+
+def test_doctor_names_a_torchvision_of_another_build(run, monkeypatch):
+    def fail(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("diffprune.cli.doctor.is_installed", lambda name: True)
+    monkeypatch.setattr("diffprune.cli.doctor.importlib.import_module", fail)
+    assert _broken_torchvision() == [
+        "torchvision cannot be imported (operator torchvision::nms does not exist): install the one that fits torch, "
+        "or pip uninstall it"
+    ]
 
 
 def test_doctor_fails_where_a_library_is_too_old(run, monkeypatch):
@@ -108,7 +133,7 @@ def test_doctor_fails_where_a_library_is_too_old(run, monkeypatch):
 def test_a_missing_extra_is_one_sentence_that_names_it(monkeypatch):
     monkeypatch.setitem(extras.EXTRAS, "serve", extras.Extra(("no_such_module",), "a server"))
     with pytest.raises(
-        extras.MissingExtraError, match=r"no_such_module is not installed: run pip install 'diffprune\[serve\]'"
+        extras.MissingExtraError, match="no_such_module of the extra 'serve' is not installed: run pip install no-such"
     ):
         extras.require("serve")
 

@@ -1,5 +1,6 @@
 """What is shipped fits what is written about it."""
 
+import ast
 import importlib.metadata
 import re
 import tomllib
@@ -39,7 +40,7 @@ def test_doctor_asks_for_the_versions_the_package_asks_for(project):
 
 def test_the_extras_are_those_of_the_package(project):
     optional = project["project"]["optional-dependencies"]
-    assert set(optional) - {"dev"} == set(EXTRAS)
+    assert set(EXTRAS) <= set(optional) - {"dev"}  # an engine's own may come before what uses it
     for name, extra in EXTRAS.items():
         assert {name_of(requirement).replace("-", "_") for requirement in optional[name]} == set(extra.modules)
 
@@ -117,3 +118,23 @@ def test_the_public_names_are_those_a_user_needs():
     for name in dir(dp):
         assert getattr(dp, name) is not None
     assert callable(dp.train) and callable(dp.methods) and callable(dp.backbones)
+
+
+def test_nothing_is_pickled_and_no_lock_lies_outside_the_run(root):
+    """Tensors go into safetensors files; a lock lies beside what it guards, not in a folder of the whole machine."""
+    for path in [*(root / "src").rglob("*.py"), *(root / "lab/diffprune_lab").rglob("*.py")]:
+        text = path.read_text()
+        for word in ("torch.save(", "torch.load(", "pickle.", "gettempdir"):
+            assert word not in text, f"{path}: {word}"
+
+
+def test_whatever_is_loaded_by_name_says_that_no_code_is_run(root):
+    """transformers' auto classes ask on standard input where nothing is said, and `yes |` would run a folder's code."""
+    for path in [*(root / "src").rglob("*.py"), *(root / "lab/diffprune_lab").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(".from_pretrained"):
+                continue
+            called = ast.unparse(node.func)
+            if called.startswith("Auto") or "kind" in called:
+                said = [ast.unparse(word) for word in node.keywords]
+                assert "trust_remote_code=False" in said or "**options" in said, f"{path}:{node.lineno}"

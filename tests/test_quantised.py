@@ -153,6 +153,8 @@ def test_a_lora_of_the_language_model_works_and_its_base_is_known(base: Path, tm
     assert not torch.allclose(vlm.logits(batch)[0], reference.logits(batch)[0], atol=1e-3)  # the adapter is at work
     assert ask(vlm).shape == (1, 4)
     assert PrunedVLM.from_pretrained(tmp_path / "pruner", base=peft, processor=processor)
+    with pytest.raises(ValueError, match="the fast path does not know the language model"):
+        vlm.compile(image_sizes=[(100, 70)], max_new_tokens=4)
     loaded = dp.load(tmp_path / "lora", method="divprune", keep=4)  # its folder names the base
     assert torch.equal(loaded.logits(batch)[0], vlm.logits(batch)[0])
 

@@ -14,15 +14,19 @@ class Extra:
     gives: str
 
 
-EXTRAS: dict[str, Extra] = {
+EXTRAS: dict[str, Extra] = {  # each is used by something: a test looks for it
     "train": Extra(
         ("datasets", "pyarrow", "tensorboard"),
         "training on Hugging Face datasets and parquet files, curves in TensorBoard",
     ),
-    "app": Extra(("gradio",), "the page in the browser"),
-    "serve": Extra(("fastapi", "uvicorn"), "the OpenAI-compatible server"),
-    "lmms": Extra(("lmms_eval",), "the public benchmarks through lmms-eval"),
-    "vllm": Extra(("vllm",), "pruning inside the vLLM engine"),
+}
+
+# Packages of others that are taken where they are there, and what changes then.
+OPTIONAL: dict[str, str] = {
+    "torchvision": "the stock processors as they are; without it pictures go through Pillow, and videos are left out",
+    "bitsandbytes": "bases in 4 or 8 bits",
+    "torchao": "bases in 4 or 8 bits",
+    "peft": "bases with a LoRA",
 }
 
 
@@ -30,13 +34,25 @@ class MissingExtraError(ImportError):
     """An optional package is asked for and not installed."""
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be found; it is not imported."""
+    return importlib.util.find_spec(package) is not None
+
+
 def missing_modules(extra: str) -> list[str]:
     """The modules of an extra that cannot be found; found ones are not imported."""
-    return [module for module in EXTRAS[extra].modules if importlib.util.find_spec(module) is None]
+    return [module for module in EXTRAS[extra].modules if not is_installed(module)]
 
 
 def require(extra: str) -> None:
     """Raise one sentence that names the extra where a module of it is missing."""
     missing = missing_modules(extra)
     if missing:
-        raise MissingExtraError(f"{', '.join(missing)} is not installed: run pip install 'diffprune[{extra}]'")
+        raise MissingExtraError(
+            f"{', '.join(missing)} of the extra {extra!r} is not installed: run {install_line(extra)}"
+        )
+
+
+def install_line(extra: str) -> str:
+    """What installs the missing packages of an extra, whichever way this package was installed."""
+    return f"pip install {' '.join(module.replace('_', '-') for module in missing_modules(extra))}"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from diffprune.base_files import (
     require_whole,
 )
 from diffprune.fingerprint import is_base, other_features
-from diffprune.fitting import refuse_offloaded, require_family, wrap_backbone
+from diffprune.fitting import plain_model, refuse_offloaded, require_family, wrap_backbone
 from diffprune.methods.options import build_method, deployed_as
 from diffprune.registry import BACKBONES
 from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, finish_saving, load_pruner
@@ -317,6 +317,7 @@ def load_pruned_vlm(
         base, processor = load_base(wanted["id"], **model_kwargs)
     elif processor is None:
         raise ValueError("a base model was given without its processor; give both")
+    base = cast(nn.Module, plain_model(base))
     backbone = wrap_backbone(base, processor)
     refuse_offloaded(backbone, backbone.model.get_input_embeddings().weight.device)
     if not allow_other_base:

@@ -1,7 +1,6 @@
 """What the probes share: pictures, the classifier, and scorers trained on it by DiffPrune and by Gumbel-STE."""
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from diffprune_lab.probes.hiding import PARTS
 from diffprune_lab.probes.labels import LABELS
 from diffprune_lab.probes.pictures import Pictures
 from diffprune_lab.probes.settings import ProbeSettings
+from diffprune_lab.probes.store import load_tensors, save_tensors
 from diffprune_lab.probes.throttling import (
     Reader,
     Snapshot,
@@ -190,9 +190,9 @@ class Bench:
             return None if make is None else make()
         origin = f"{self.backbone} {self.classifier.training} {self.recipe if of is None else of} {name}"
         stem = hashlib.blake2b(origin.encode(), digest_size=10).hexdigest()
-        path = folder / "probes" / (f"{stem}-{on}.pt" if on else f"{stem}.pt")
+        path = folder / "probes" / (f"{stem}-{on}.safetensors" if on else f"{stem}.safetensors")
         if on is None:
-            found = sorted(path.parent.glob(f"{stem}*.pt"))
+            found = sorted(path.parent.glob(f"{stem}*.safetensors"))
             if len(found) > 1:
                 raise ValueError(
                     f"{folder} has {name} trained on {len(found)} sets of pictures; name the one that is meant with "
@@ -200,14 +200,12 @@ class Bench:
                 )
             path = found[0] if found else path
         if path.is_file():
-            return torch.load(path, map_location=self.device, weights_only=True)
+            return load_tensors(path, self.device)
         if make is None:
             return None
         made = make()
         path.parent.mkdir(exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        torch.save(made, unfinished)
-        unfinished.replace(path)
+        save_tensors(path, made)
         return made
 
     def cut_open(self, cut: int | None = None) -> DeiT:

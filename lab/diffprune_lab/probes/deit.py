@@ -298,10 +298,14 @@ def load_deit(weights: str, names: tuple[str, ...], device: str | torch.device) 
     from transformers import AutoModelForImageClassification
     from transformers.image_processing_base import ImageProcessingMixin
 
-    from diffprune.loading import refuse_gaps
+    from diffprune.loading import refuse_gaps, say_hub_is_asked
 
+    if not Path(weights).is_dir():
+        say_hub_is_asked(weights)
     try:
-        model, info = AutoModelForImageClassification.from_pretrained(weights, output_loading_info=True)
+        model, info = AutoModelForImageClassification.from_pretrained(
+            weights, output_loading_info=True, trust_remote_code=False
+        )
     except OSError as error:
         reason = str(error).split(".")[0]
         raise ValueError(

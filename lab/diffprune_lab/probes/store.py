@@ -1,9 +1,8 @@
 """A probe's results file as it grows: one write per (backbone, seed), merged with what other runs wrote before."""
 
 import fcntl
-import hashlib
+import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import safetensors.torch
+from torch import Tensor
+
+from diffprune.atomic import replacing
 from diffprune.results import command_line, read_results, source_commit, write_results
 
 Row = dict[str, Any]
@@ -93,10 +96,25 @@ class Store:
 def locked(path: Path) -> Iterator[None]:
     """One process at a time: backbones may run side by side and write to the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()
-    with (Path(tempfile.gettempdir()) / f"diffprune-{name}.lock").open("w") as file:
+    with (path.parent / f".{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def save_tensors(path: Path, values: Mapping[Any, Tensor]) -> None:
+    """Tensors by name, or by a tuple of plain values, as a safetensors file."""
+    plain = {json.dumps(key): value.detach().to("cpu", copy=True).contiguous() for key, value in values.items()}
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(safetensors.torch.save(plain))
+
+
+def load_tensors(path: Path, device: str) -> dict[Any, Tensor]:
+    """What `save_tensors` wrote."""
+    found: dict[Any, Tensor] = {}
+    for text, value in safetensors.torch.load_file(path, device).items():
+        key = json.loads(text)
+        found[tuple(key) if isinstance(key, list) else key] = value
+    return found
 
 
 def rounded(value: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from typing import Annotated, Any
 
 import typer
 
 from diffprune.cli import print_json, print_table
-from diffprune.extras import EXTRAS, missing_modules
+from diffprune.extras import EXTRAS, OPTIONAL, install_line, is_installed, missing_modules
 from diffprune.results import device_name, library_versions
 
 _NEEDED = {"torch": (2, 8), "transformers": (5, 17)}  # as pyproject.toml has it
@@ -26,6 +27,18 @@ def _find_problems(versions: dict[str, str]) -> list[str]:
     return problems
 
 
+def _broken_torchvision() -> list[str]:
+    """A sentence where torchvision is there and of another build than torch: transformers' models then do not load."""
+    if not is_installed("torchvision"):
+        return []
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # whatever a build that does not fit raises
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return [f"torchvision cannot be imported ({reason}): install the one that fits torch, or pip uninstall it"]
+    return []
+
+
 def _accelerator() -> dict[str, Any]:
     import torch
 
@@ -36,7 +49,7 @@ def _accelerator() -> dict[str, Any]:
 
 
 def inspect_installation() -> dict[str, Any]:
-    """Versions, device, extras and problems, as `--json` prints them."""
+    """Versions, device, extras, other packages and problems, as `--json` prints them."""
     versions = library_versions()
     for package in ("accelerate", "safetensors", "huggingface_hub", "tokenizers", "pillow"):
         versions[package] = importlib.metadata.version(package)
@@ -44,13 +57,14 @@ def inspect_installation() -> dict[str, Any]:
         name: {"present": not missing_modules(name), "missing": missing_modules(name), "gives": extra.gives}
         for name, extra in EXTRAS.items()
     }
-    problems = _find_problems(versions)
+    optional = {name: {"present": is_installed(name), "gives": gives} for name, gives in OPTIONAL.items()}
+    problems = [*_find_problems(versions), *_broken_torchvision()]
     device = None if any(problem.startswith("torch is not") for problem in problems) else _accelerator()
-    return {"versions": versions, "device": device, "extras": extras, "problems": problems}
+    return {"versions": versions, "device": device, "extras": extras, "optional": optional, "problems": problems}
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show versions, the device, and which extras are there.
+    """Show versions, the device, and which extras and other packages are there.
 
     The exit code is 1 where something needed is missing or too old.
 
@@ -69,10 +83,15 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             print(f"device: {found['device']['name']}")
         rows = [
             {"extra": name, "state": "present" if extra["present"] else "missing", "gives": extra["gives"],
-             "install": "" if extra["present"] else f"pip install 'diffprune[{name}]'"}
+             "install": "" if extra["present"] else install_line(name)}
             for name, extra in found["extras"].items()
         ]  # fmt: skip
         print_table(rows, ["extra", "state", "gives", "install"])
+        rows = [
+            {"package": name, "state": "present" if one["present"] else "missing", "gives": one["gives"]}
+            for name, one in found["optional"].items()
+        ]
+        print_table(rows, ["package", "state", "gives"])
         for problem in found["problems"]:
             print(f"problem: {problem}")
     if found["problems"]:

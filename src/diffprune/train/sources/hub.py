@@ -1,5 +1,6 @@
 """Datasets of the Hugging Face hub."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from diffprune.config import DataConfig
 from diffprune.extras import MissingExtraError
 from diffprune.train.sources.rows import Row, require_columns
 from diffprune.train.sources.stream import Stream
+
+logger = logging.getLogger("diffprune")
 
 
 class Hub(Stream):
@@ -16,8 +19,13 @@ class Hub(Stream):
         try:
             import datasets  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise MissingExtraError("datasets is not installed: run pip install 'diffprune[train]'") from None
+            raise MissingExtraError(
+                "datasets of the extra 'train' is not installed: run pip install datasets"
+            ) from None
         self.config, self.root = config, Path(config.images or "")
+        logger.warning(
+            f"data.name={config.name!r} is no folder or file here: asking the hub for a dataset of that name"
+        )
         try:
             stream = datasets.load_dataset(config.name, split=config.split, streaming=True)
         except Exception as error:

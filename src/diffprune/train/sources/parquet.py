@@ -18,7 +18,7 @@ class Parquet(Stream):
             import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingExtraError(
-                "pyarrow, which reads parquet files, is not installed: run pip install 'diffprune[train]'"
+                "pyarrow of the extra 'train', which reads parquet files, is not installed: run pip install pyarrow"
             ) from None
         self.config, self.root = config, Path(config.images) if config.images else paths[0].parent
         self.groups: list[tuple[int, Path, int]] = []  # number of the first row, file, row group
