@@ -88,8 +88,13 @@ def refuse_compiling(model: Any) -> None:
         raise ValueError(f"the fast path needs plain weights, and these are {how}; generate() works without it")
 
 
-def check_rules(positions: str | None, newline: str, budget: str) -> None:
-    """An error where one of a model's rules is none."""
+def check_rules(positions: str | None, newline: str, budget: str, keep: Keep | None = None) -> None:
+    """An error where one of a model's rules is none.
+
+    Args:
+        keep: A budget that no method was named for.
+    """
+    refuse_full_budget(keep)
     if positions not in (None, *POSITIONS):
         raise ValueError(f'positions={positions!r} is unknown; choose "original" or "packed"')
     if newline not in NEWLINE_RULES:

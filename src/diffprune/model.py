@@ -14,20 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from diffprune import fitting
 from diffprune.arguments import read_request
 from diffprune.backbones.prompts import Batch, Exchange
 from diffprune.chat import Talking
 from diffprune.decoding import Decoder, make_decoder
-from diffprune.fitting import (
-    build_for,
-    check_fit,
-    check_rules,
-    plain_model,
-    refuse_compiling,
-    refuse_full_budget,
-    refuse_offloaded,
-    wrap_backbone,
-)
 from diffprune.losses import share_of
 from diffprune.memory import Memory
 from diffprune.methods.base import Kept, Pruner, Restricted
@@ -46,10 +37,8 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
     Args:
         model: The loaded model, of a supported family (`dp.backbones()`). It is frozen and stays untouched.
         processor: Its processor.
-        method: A method's name (`dp.methods()`), which may hold options (`fastv[layer=3]`), or a built `Pruner`.
-            Default: full, which keeps every token.
-        keep: The budget: an int is tokens per image, a float a share. Every call may give its own. Default: all tokens;
-            a budget without a method is an error.
+        method: A name (`dp.methods()`), which may hold options (`fastv[layer=3]`), or a built `Pruner`; default: full.
+        keep: The budget: an int is tokens per image, a float a share; needs a method. Every call may give its own.
         positions: "original" keeps the position each token had before anything was dropped; "packed" numbers what is
             left without gaps, for engines that can do no other. Default: original, but with a method's `native=True`
             packed where its release does so and a position is one number.
@@ -78,18 +67,16 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         super().__init__()
         if isinstance(model, PrunedVLM):
             raise ValueError("the model is a PrunedVLM already; give its base: PrunedVLM(vlm.base, ...)")
-        check_rules(positions, newline, budget)
-        if method is None:
-            refuse_full_budget(keep)
-        model = plain_model(model)
+        fitting.check_rules(positions, newline, budget, keep=keep if method is None else None)
+        model = fitting.plain_model(model)
         # Held in a tuple, so that the frozen base is no submodule: never in a state dict, never moved or trained.
         self._base = (model.requires_grad_(False).eval(),)
-        self.backbone = wrap_backbone(model, processor)
+        self.backbone = fitting.wrap_backbone(model, processor)
         self.backbone.keeps_newlines = newline
-        method = build_for(self.backbone, "full" if method is None else method, options)
-        check_fit(method, self.backbone, positions, budget)
+        method = fitting.build_for(self.backbone, "full" if method is None else method, options)
+        fitting.check_fit(method, self.backbone, positions, budget)
         device = self.base.get_input_embeddings().weight.device
-        refuse_offloaded(self.backbone, device)
+        fitting.refuse_offloaded(self.backbone, device)
         self.method = cast(Pruner, method.to(device))
         self.budget, self.budget_rule = Budget(1.0 if keep is None else keep, method.rounding), budget
         # A method inside the language model counts anew by itself, and three numbers for a place stay as they are.
@@ -132,7 +119,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         """
         from diffprune.fast import compile_vlm
 
-        refuse_compiling(self.base)
+        fitting.refuse_compiling(self.base)
         return compile_vlm(self, **options).report
 
     @property
@@ -292,7 +279,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         if isinstance(keep, Tensor):
             return check_counts(keep, tokens.counts)
         if self.method.name == "full":
-            refuse_full_budget(keep)
+            fitting.refuse_full_budget(keep)
         if isinstance(keep, Sequence):
             return counts_of_each(keep, tokens.mask, self.method.rounding)
         budget = self.budget_of(keep)

@@ -82,16 +82,17 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         if found["device"] is not None:
             print(f"device: {found['device']['name']}")
         rows = [
-            {"extra": name, "state": "present" if extra["present"] else "missing", "gives": extra["gives"],
-             "install": "" if extra["present"] else install_line(name)}
+            {"extra": name, "state": "present" if extra["present"] else "missing", "gives": extra["gives"]}
             for name, extra in found["extras"].items()
-        ]  # fmt: skip
-        print_table(rows, ["extra", "state", "gives", "install"])
+        ]
+        print_table(rows, ["extra", "state", "gives"])
         rows = [
             {"package": name, "state": "present" if one["present"] else "missing", "gives": one["gives"]}
             for name, one in found["optional"].items()
         ]
         print_table(rows, ["package", "state", "gives"])
+        for name in [name for name, extra in found["extras"].items() if not extra["present"]]:
+            print(f"{name}: {install_line(name)}")
         for problem in found["problems"]:
             print(f"problem: {problem}")
     if found["problems"]:
