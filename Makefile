@@ -13,7 +13,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg
 PYTEST := -m pytest -n $(WORKERS) -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test fuzz mutants check format bench test-matrix test-library test-integrations docs clean
+.PHONY: help venv demo test first-hour fuzz mutants check format bench test-matrix test-library test-integrations docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -35,6 +35,9 @@ test: $(STAMP)  ## the whole default test suite
 
 fuzz: $(STAMP)  ## five minutes of random requests against the masked model, pictures, files, commands, operators
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+
+first-hour: $(STAMP)  ## what three new users do in their first hour, end to end on a tiny model
+	DIFFPRUNE=$(BIN)/diffprune PYTHON=$(BIN)/python HF_HUB_OFFLINE=1 MPLBACKEND=Agg bash examples/first_hour.sh out/first_hour
 
 mutants: $(STAMP)  ## put each fault of tools/mutants/faults.txt into a copy; the suite must see 97 of 100
 	$(TEST_ENV) $(BIN)/python -m tools.mutants

@@ -20,7 +20,7 @@ def main(model: str | None = None) -> None:
     vlm = dp.load("scenes-llava-diffprune", keep=32) if model is None else dp.load(model, method="divprune", keep=64)
     talk = vlm.chat(max_new_tokens=8)
     for number, question in enumerate(QUESTIONS):
-        print(question, end="  ")
+        print(question, end=" ")
         for piece in talk.stream(question, images=[] if number else [PICTURE]):
             print(piece, end="", flush=True)
         print()

@@ -1,10 +1,11 @@
 """The docs say what the code does: generated tables are up to date, names and links exist, code compiles."""
 
+import json
 import re
 
-from diffprune.registry import METHODS
+from diffprune.registry import BACKBONES, METHODS
 from diffprune.report import read_folder, refresh_tables, render_page
-from tools import check_docs
+from tools import check_docs, try_families
 
 
 def test_the_results_page_is_what_report_makes(root):
@@ -70,3 +71,13 @@ def test_a_bad_page_is_found(tmp_path, monkeypatch):
     assert "diffprune fly" in check_docs.find_unknown_commands(page, ["doctor"])[0]
     assert "gone.md" in check_docs.find_dead_links(page)[0]
     assert "page.md:1" in next(check_docs.find_machine_paths(tmp_path))
+
+
+def test_the_table_of_families_has_every_family_and_every_test_it_names(root):
+    shown = json.loads(try_families.OUT.read_text())
+    assert sorted(shown) == sorted(name for name in BACKBONES.names() if name != "deit"), "run tools/try_families.py"
+    for found in shown.values():
+        assert all(found.values()) and set(try_families.COLUMNS) - set(found) <= {"fast path"}
+    for place in try_families.COLUMNS.values():
+        file, test = place.split("::")
+        assert f"def {test}(" in (root / file).read_text(), place

@@ -85,12 +85,13 @@ LIBRARY: dict[str, set[str]] = {
     "shapes": {"backbones", "registry", "types"},
     # who uses it
     "viz": _USER,
+    "answering": _USER,
     "train": _USER,
     "evaluate": _USER | {"train"},
     "speed": _USER | {"train"},
     "report": _USER | {"evaluate", "speed"},
     "integrations": _USER | {"evaluate"},
-    "cli": _USER | {"evaluate", "integrations", "report", "speed", "train", "viz"},
+    "cli": _USER | {"answering", "evaluate", "integrations", "report", "speed", "train", "viz"},
     "__main__": {"cli"},
 }
 LAB: dict[str, set[str]] = {

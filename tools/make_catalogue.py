@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -24,9 +25,12 @@ from diffprune.results import Row, markdown_table, write_text
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from check_docs import method_page  # the rule for what is a method's page, in the tool that checks it
+from try_families import COLUMNS
+from try_families import OUT as FAMILIES
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 OPEN, CLOSE = "<!-- made from the code -->", "<!-- end of what is made from the code -->"
+SHOWN = {True: "yes", False: "fails", None: "-"}
 NOTE = "Made by `make docs` from the code; do not edit by hand.\n"
 
 
@@ -136,8 +140,23 @@ def backbones_page() -> str:
         "A family is a Hugging Face `model_type`; any checkpoint of it works. A preset is a real size of a family by a "
         "short name. How to add one: [add_a_backbone.md](add_a_backbone.md).\n\n"
         f"{markdown_table(families, ['family', 'provides'])}\n"
+        "What the tests show of each family, on tiny models of the stock classes (`python tools/try_families.py` runs "
+        "them and writes this table's file; `-`: there is none of that kind). PaliGemma chats without keeping a cache; "
+        "where the fast path has no tower of a family, `vlm.compile()` says so.\n\n"
+        f"{shown_table()}\n"
         f"{markdown_table(presets, ['preset', 'family', 'weights', 'visual tokens', 'note'])}"
     )
+
+
+def shown_table() -> str:
+    """What the tests showed of each family, from the file that `tools/try_families.py` wrote."""
+    shown = json.loads(FAMILIES.read_text(encoding="utf-8"))
+    rows = [
+        {"family": f"`{family}`", **{column: SHOWN[found.get(column)] for column in COLUMNS}}
+        for family, found in shown.items()
+    ]
+    tests = "\n".join(f"- {column}: `{test}`" for column, test in COLUMNS.items())
+    return f"{markdown_table(rows, ['family', *COLUMNS])}\n{tests}\n"
 
 
 def command_options(command: Callable[..., Any]) -> Iterator[Row]:

@@ -1,5 +1,6 @@
 """Every example runs as it is printed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,19 @@ def test_an_example_runs_as_it_is_printed(name, tmp_path):
     run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert SAYS[name] in run.stdout
+
+
+@pytest.mark.slow  # `make first-hour` runs it as well
+def test_three_users_come_through_their_first_hour(tmp_path):
+    environment = os.environ | {"DIFFPRUNE": f"{sys.executable} -m diffprune_lab", "PYTHON": sys.executable}
+    script = ["bash", EXAMPLES / "first_hour.sh", tmp_path / "out"]
+    run = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert "12 answers added" in run.stdout and "0 answers added" in run.stdout
+    assert len((tmp_path / "out/answers.jsonl").read_text().splitlines()) == 12
+    assert all(
+        (tmp_path / "out" / name).exists() for name in ("scorer/model.safetensors", "kept.png", "demo/index.html")
+    )
 
 
 def test_the_three_lines_of_the_readme_run_as_printed(root):

@@ -10,50 +10,55 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from diffprune.backbones.base import Backbone
+from diffprune.backbones.features import FEATURES
 from diffprune.backbones.messages import is_one_talk
 from diffprune.backbones.prompts import Batch
 
 MADE_HERE = ("inputs_embeds", "position_ids", "inputs", "decoder_input_ids")
-TWO_MODELS = "checks several tokens at once, for which a prompt with gaps is not laid out"
-# What is refused, why, and the values that ask for nothing.
+AHEAD = "belongs to decoding that checks several tokens at once, for which a prompt with gaps is not laid out"
+LOOP = "replaces the decoding loop"
+IGNORED = "is ignored by transformers where the prompt is given as embeddings"
+OTHER_PROMPT = "runs a second prompt, which would have no pictures"
+# Arguments of `generate` that are refused, and why.
 REFUSED: dict[str, str] = {
     "prefill_chunk_size": "gives other tokens with embeddings as input",
-    "assistant_model": TWO_MODELS,
-    "prompt_lookup_num_tokens": TWO_MODELS,
-    "assistant_early_exit": TWO_MODELS,
-    "use_mtp": TWO_MODELS,
-    "speculation_type": TWO_MODELS,
-    "encoder_repetition_penalty": "is ignored by transformers where the prompt is given as embeddings",
-    "encoder_no_repeat_ngram_size": "is ignored by transformers where the prompt is given as embeddings",
-    "guidance_scale": "runs the prompt a second time without its pictures",
-    "negative_prompt_ids": "runs a second prompt without pictures",
-    "negative_prompt_attention_mask": "runs a second prompt without pictures",
+    "use_cache": "runs the prompt again without its pictures where it is off",
+    "max_length": "counts the prompt's tokens, which are fewer here; give max_new_tokens",
+    "min_length": "counts the prompt's tokens, which are fewer here; give min_new_tokens",
     "token_healing": "rewrites the prompt's end, which is made of embeddings here",
-    "custom_generate": "replaces the decoding loop",
-    "dola_layers": "replaces the decoding loop",
-    "penalty_alpha": "replaces the decoding loop",
-    "constraints": "replaces the decoding loop",
-    "force_words_ids": "replaces the decoding loop",
-    "low_memory": "replaces the decoding loop",
-    "num_beam_groups": "replaces the decoding loop",
-    "diversity_penalty": "replaces the decoding loop",
-    "is_assistant": TWO_MODELS,
+    "encoder_repetition_penalty": IGNORED,
+    "encoder_no_repeat_ngram_size": IGNORED,
+    "guidance_scale": OTHER_PROMPT,
+    "negative_prompt_ids": OTHER_PROMPT,
+    "negative_prompt_attention_mask": OTHER_PROMPT,
+    **dict.fromkeys(
+        ("custom_generate", "dola_layers", "penalty_alpha", "low_memory", "continuous_batching_config"), LOOP
+    ),
+    **dict.fromkeys(("constraints", "force_words_ids", "num_beam_groups", "diversity_penalty"), LOOP),
+    **dict.fromkeys(
+        ("assistant_model", "assistant_tokenizer", "assistant_early_exit", "prompt_lookup_num_tokens"), AHEAD
+    ),
+    **dict.fromkeys(("use_mtp", "speculation_type", "is_assistant", "max_matching_ngram_size"), AHEAD),
+    **dict.fromkeys(("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"), AHEAD),
+    **dict.fromkeys(("assistant_ensemble_weight", "assistant_lookbehind", "target_lookbehind"), AHEAD),
 }
+# Values that ask for nothing, beside None and transformers' own default.
 NOTHING: dict[str, tuple[Any, ...]] = {
+    "use_cache": (True,),
+    "prefill_chunk_size": (0,),
     "encoder_repetition_penalty": (1, 1.0),
     "encoder_no_repeat_ngram_size": (0,),
     "guidance_scale": (1, 1.0),
-    "token_healing": (False,),
-    "low_memory": (False,),
+    "penalty_alpha": (0, 0.0),
+    "min_length": (0,),
     "num_beam_groups": (1,),
     "diversity_penalty": (0, 0.0),
-    "penalty_alpha": (0, 0.0),
-    "is_assistant": (False,),
-    "use_mtp": (False,),
-    "prefill_chunk_size": (0,),
+    **dict.fromkeys(("token_healing", "low_memory", "is_assistant", "use_mtp"), (False,)),
 }
+OF_THE_CALL = ("max_length", "min_length")  # a model's own settings of these are for other prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +124,20 @@ def check_arguments(model: Any, kwargs: Mapping[str, Any]) -> None:
     for key in MADE_HERE:
         if kwargs.get(key) is not None:
             raise ValueError(f"{key} is made by the pruned path; give images and text instead")
+    if beside := sorted(key for key in FEATURES & kwargs.keys() if kwargs.get("input_ids") is None):
+        raise ValueError(
+            f"{beside[0]} is made by the pruned path; give images and text, or all of a processor's output"
+        )
     if kwargs.get("past_key_values") is not None:
         raise ValueError(
             "past_key_values is given, and it cannot be known which visual tokens such a cache was made with; a "
             "conversation that keeps its cache is vlm.chat(), or generate(messages=..., memory=Memory())"
         )
-    config = kwargs.get("generation_config") or model.generation_config
+    given, usual = kwargs.get("generation_config"), GenerationConfig()
     for key, reason in REFUSED.items():
+        config = given or (None if key in OF_THE_CALL else model.generation_config)
         value = kwargs[key] if key in kwargs else getattr(config, key, None)
-        if value is not None and value not in NOTHING.get(key, ()):
-            shown = value if isinstance(value, str | int | float | list) else type(value).__name__
-            raise ValueError(f"{key}={shown} {reason}; leave it out")
+        if value is None or value in NOTHING.get(key, ()) or (key not in kwargs and value == getattr(usual, key, None)):
+            continue
+        shown = value if isinstance(value, str | int | float | list) else type(value).__name__
+        raise ValueError(f"{key}={shown} cannot be given: it {reason}; leave it out")

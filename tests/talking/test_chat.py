@@ -60,3 +60,76 @@ def test_later_turns_run_no_vision_tower_and_only_the_new_columns(family: str, m
     assert memory.num_encoded == 1
     if family not in NO_CACHE:
         assert filled[0] == 0 and 0 < filled[1] < filled[2]  # the second and third turn begin where the last one ended
+
+
+def turn(vlm: PrunedVLM, memory: Memory | None, messages: list[Message], **kwargs: Any) -> Any:
+    return vlm.generate(
+        messages=messages, memory=memory, return_dict_in_generate=True, output_logits=True, **(STEPS | kwargs)
+    )
+
+
+def test_a_cache_of_another_budget_choice_or_history_is_not_taken() -> None:
+    vlm, memory = pruned("llava", EveryOther(), keep=5), Memory()
+    asked = [question("what is it?", tiny.picture(1))]
+    turn(vlm, memory, asked)
+    said = [*asked, {"role": "assistant", "content": "a ring"}, question("and now?")]
+    whole = turn(vlm, memory, said)
+    before = memory.num_reused
+    assert before > 10
+    # another budget: what stands before the picture alone
+    assert_same([turn(vlm, memory, said, keep=9)], [turn(vlm, None, said, keep=9)])
+    assert memory.num_reused < before and memory.num_encoded == 1
+    # the old budget again, and another history behind the picture
+    other = [*asked, {"role": "assistant", "content": "a house"}, question("and now?")]
+    assert_same([turn(vlm, memory, said)], [whole])
+    assert_same([turn(vlm, memory, other)], [turn(vlm, None, other)])
+    assert memory.num_reused == before + len("a ")  # up to where the two answers differ
+    # another picture in the first message
+    swapped = [question("what is it?", tiny.picture(5)), *said[1:]]
+    assert_same([turn(vlm, memory, swapped)], [turn(vlm, None, swapped)])
+    assert memory.num_encoded == 2 and memory.num_reused < 10
+    # another method on the same model, over the same memory
+    norm = vlm.with_method("feature_norm")
+    assert_same([turn(norm, memory, said)], [turn(norm, None, said)])
+    assert memory.num_reused == 0
+    # changed weights
+    turn(norm, memory, said)
+    layer = norm.base.model.language_model.layers[0].mlp.down_proj.weight
+    with torch.no_grad():
+        layer.mul_(1.5)
+    try:
+        assert_same([turn(norm, memory, said)], [turn(norm, None, said)])
+        assert memory.num_reused == 0
+    finally:
+        with torch.no_grad():
+            layer.div_(1.5)
+
+
+@pytest.mark.parametrize(("name", "options"), [("cdpruner", {}), ("fastv", {"layer": 1}), ("sparsevlm", {})])
+def test_methods_that_look_at_the_question_choose_again_each_turn(name: str, options: dict[str, Any]) -> None:
+    vlm, memory = pruned("llava", name, keep=5, **options), Memory()
+    assert_same(three_turns(vlm, memory), three_turns(vlm, None))
+    assert memory.num_encoded == 1 and memory.num_reused == 0
+
+
+def test_a_cache_from_elsewhere_is_refused() -> None:
+    vlm = pruned("llava", EveryOther(), keep=5)
+    out = vlm.generate([tiny.picture(1)], "what?", keep=3, return_dict_in_generate=True, **STEPS)
+    with pytest.raises(ValueError, match=r"past_key_values is given.*vlm\.chat"):
+        vlm.generate([tiny.picture(1)], "what?", past_key_values=out.past_key_values, **STEPS)
+
+
+def test_a_turn_that_fails_or_has_beams_leaves_no_cache_behind() -> None:
+    vlm, talk = pruned("llava", EveryOther(), keep=5), pruned("llava", EveryOther(), keep=5).chat(**STEPS)
+    first = talk.ask("what is it?", [tiny.picture(1)])
+    with pytest.raises(ValueError, match="holds 2 budgets"):
+        talk.ask("and now?", keep=[3, 4])
+    assert len(talk.messages) == 2 and talk.messages[1]["content"] == first
+    talk.ask("with beams?", num_beams=2)
+    assert talk.memory.num_reused == 0
+    last = [*talk.messages, question("and now?")]
+    assert talk.ask("and now?") == vlm.generate(messages=last, **STEPS)
+    assert talk.memory.num_reused == 0
+    last = [*talk.messages, question("again?")]
+    assert talk.ask("again?") == vlm.generate(messages=last, **STEPS)
+    assert talk.memory.num_reused > 0

@@ -16,7 +16,7 @@ STEPS: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_processor_s_output_answers_as_the_stock_model_and_as_its_pictures(family: str) -> None:
+def test_a_processor_s_output_answers_as_its_pictures_do(family: str) -> None:
     vlm = pruned(family)
     batch = vlm.prepare(PICTURES, QUESTIONS)
     inputs = {key: value for key, value in batch.features.items() if key != "token_type_ids"}

@@ -81,7 +81,10 @@ def test_each_picture_may_have_a_budget_of_its_own() -> None:
         (asking({"type": "image"}), "message 1 names an image and holds none"),
         (asking({"type": "image_url", "image_url": {}}), "message 1 names an image and holds none"),
         (asking({"type": "image", "url": "https://example.com/a.png"}), "nothing is downloaded"),
-        (asking({"type": "image", "url": "data:image/png;base64,AAAA"}), "holds no picture that can be read"),
+        (
+            asking({"type": "image", "url": "data:image/png;base64,AAAA"}),
+            "data URL of message 1 .* cannot be read: a file of 3 bytes",
+        ),
         (asking({"type": "image", "url": "data:image/png,AAAA"}), "it is not base64"),
         (asking({"type": "image", "path": "/nowhere/a.png"}), "there is no image file"),
         (asking({"type": "video", "video": "a.mp4"}), "neither text nor an image"),
