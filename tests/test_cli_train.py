@@ -1,6 +1,7 @@
 """`diffprune train` as a user calls it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from diffprune.cli.main import _run
 from diffprune.cli.train import describe
 from diffprune.model import PrunedVLM
+from diffprune.schedules import Schedule
+from diffprune.train.folder import RunState
 from tests.train import runs
 
 
@@ -29,6 +32,72 @@ def test_a_run_is_trained_told_and_loaded(config: Path, tmp_path: Path, capsys: 
     assert json.loads(capsys.readouterr().out)["ended"] == "finished"
     assert _run([*arguments[:-1], "--resume"]) == 2
     assert "another config (budget.keep: 3 -> 4)" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_and_is_made_longer_without_retyping_anything(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert _run(["train", "--config", str(config), "--out", str(folder), "optim.lr=1e-4", "tau.anneal_steps=9"]) == 0
+    said = capsys.readouterr().err
+    assert "warning: tau.anneal_steps is 9 and the run has 2 steps: it ends at tau" in said
+    assert "llava" in said and "parameters, float32 on cpu, diffprune, keep 4" in said  # the header
+    assert _run(["train", "--resume", str(folder), "optim.steps=1"]) == 2
+    assert "the run is at step 2 and would have 1 steps" in capsys.readouterr().err
+    assert _run(["train", "--resume", str(folder), "optim.lr=1e-3"]) == 2
+    assert "another config (optim.lr: 0.0001 -> 0.001)" in capsys.readouterr().err
+    assert "steps: 2\n" in (folder / "run.yaml").read_text()  # what was refused left nothing
+    assert _run(["train", "--resume", str(folder), "optim.steps=4", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["step"], summary["steps"], summary["ended"]) == (4, 4, "finished")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in records if record["kind"] == "train"]
+    rates = [record["lr"] for record in records if record["kind"] == "train"]
+    assert steps == [1, 2, 3, 4] and rates[2] > 0
+    assert _run(["train", "--resume", str(folder)]) == 0
+    assert "4 of 4 steps" in capsys.readouterr().out
+
+
+def test_a_longer_run_keeps_the_lengths_that_were_planned_first() -> None:
+    state = RunState(step=8, early=True, waited=3)
+    first = Schedule(steps=8, peak_lr=1.0, warmup_steps=2, tau_start=2.0, tau_end=0.1, anneal_steps=4)
+    state.plan(first)
+    assert state.early and state.waited == 3
+    longer = replace(first, steps=80, warmup_steps=20, anneal_steps=40)  # shares of the longer run
+    state.plan(state.planned(longer))
+    made = state.planned(longer)
+    assert (made.steps, made.warmup_steps, made.anneal_steps) == (80, 2, 4) and made.tau(8) == 0.1
+    assert not state.early and state.waited == 0 and 0 < made.lr(8) < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume"], "--resume FOLDER"),
+        (["--config", "a.yaml"], "--config FILE and --out FOLDER"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+        (["--config", "a.yaml", "--out", "runs/a", "lr"], "'lr' is no KEY=VALUE"),
+        (["--resume", "a", "b"], "'b' is no KEY=VALUE"),
+    ],
+)
+def test_what_a_run_lacks_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["train", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_your_captions_are_trained_by_the_config_of_ten_lines(
+    config: Path, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = root / "configs" / "your_captions.yaml"
+    assert len(file.read_text().splitlines()) <= 10
+    model, data = config.parent / "model", config.parent / "data"
+    small = ["backbone.name=llava", f"backbone.weights={model}", "backbone.dtype=float32", f"data.name={data}"]
+    small += ["data.validation=4", "optim.accumulate=1", "optim.steps=2", "optim.precision=float32", "tau.start=1.0"]
+    assert _run(["train", "--config", str(file), "--out", str(tmp_path / "mine"), *small, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    vlm = PrunedVLM.from_pretrained(tmp_path / "mine")
+    assert vlm.budget.keep == 0.25 and vlm.method.name == "diffprune"
 
 
 def test_what_went_wrong_in_a_run_is_told_at_its_end() -> None:

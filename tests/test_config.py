@@ -23,7 +23,7 @@ MINIMAL = {"backbone": {"name": "llava"}, "budget": {"keep": 64}, "data": {"name
 
 
 def configs(root, folder="configs"):
-    return sorted(path for path in (root / folder).rglob("*.yaml") if path.parent.name != "accelerate")
+    return sorted(path for path in (root / folder).glob("*/*.yaml") if path.parent.name != "accelerate")
 
 
 def test_the_defaults_are_the_papers_numbers():

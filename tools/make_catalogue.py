@@ -1,4 +1,5 @@
-"""Writes docs/methods.md, docs/methods/*.md, docs/backbones.md and docs/cli.md from what the code says of itself.
+"""Writes docs/methods.md, docs/methods/*.md, docs/backbones.md, docs/cli.md, docs/config.md and the signatures of
+docs/api.md from what the code says of itself.
 
 A method's page opens with a block made from its `Card`, its docstring and its `Options`. What stands below the block is
 prose, written by hand where there is something to say; a new method has a page without any.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from diffprune import config
 from diffprune.cli.backbones import list_backbones
 from diffprune.cli.main import module_of, subcommands
 from diffprune.cli.methods import list_methods
@@ -24,6 +26,7 @@ from diffprune.registry import METHODS
 from diffprune.results import Row, markdown_table, write_text
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from api_page import api_block, with_block
 from check_docs import method_page  # the rule for what is a method's page, in the tool that checks it
 from try_families import COLUMNS
 from try_families import OUT as FAMILIES
@@ -32,6 +35,13 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 OPEN, CLOSE = "<!-- made from the code -->", "<!-- end of what is made from the code -->"
 SHOWN = {True: "yes", False: "fails", None: "-"}
 NOTE = "Made by `make docs` from the code; do not edit by hand.\n"
+NATIVE_POSITIONS = (
+    "**Positions.** With `native=True` what is left is numbered without gaps, as released. A model that was trained or "
+    "measured with original positions loses by that alone: 10 to 18 points of retention on our scenes models, more "
+    'than lies between most methods. Give `positions="original"` beside it to compare choices and not numberings '
+    "(`diffprune eval --methods 'NAME,NAME[native=true]' --keep 128,64,32` measures it)."
+)
+MEANINGS = {"seed": "Of everything a run draws: the scorer's start, order of samples, noise, budgets."}
 
 
 def methods_page() -> str:
@@ -82,7 +92,9 @@ def method_page_text(name: str, before: str) -> str:
     ]
     block = [OPEN, "", *inspect.cleandoc(method.__doc__ or "").splitlines(), "", "| | |", "|---|---|"]
     block += [f"| {key} | {value} |" for key, value in facts]
-    options = list(method_options(method.Options))
+    options = list(described_fields(method.Options))
+    if any(option["option"] == "`native`" for option in options) and method.native_positions == "packed":
+        block += ["", NATIVE_POSITIONS]
     block += ["", markdown_table(options, ["option", "default", "meaning"]).rstrip()] if options else []
     made = "\n".join([*block, "", "All methods: [methods.md](../methods.md).", "", CLOSE])
     if OPEN in before:
@@ -92,8 +104,8 @@ def method_page_text(name: str, before: str) -> str:
     return f"{title}\n\n{made}\n{prose}"
 
 
-def method_options(options: type) -> Iterator[Row]:
-    """Name, default and meaning of each option, from the dataclass and the `Args` of its docstring."""
+def described_fields(options: type) -> Iterator[Row]:
+    """Name, default and meaning of each field of a dataclass, from it and from the `Args` of its docstring."""
     text = inspect.cleandoc(options.__doc__ or "").partition("Args:")[2]
     meanings: dict[str, str] = {}
     known = [field.name for field in dataclasses.fields(options)]
@@ -106,7 +118,9 @@ def method_options(options: type) -> Iterator[Row]:
         for name in current:
             meanings[name] = f"{meanings.get(name, '')} {line}".strip()
     for field in dataclasses.fields(options):
-        yield {"option": f"`{field.name}`", "default": f"`{field.default!r}`", "meaning": meanings.get(field.name, "")}
+        is_needed = field.default is dataclasses.MISSING
+        default = "(needed)" if is_needed else f"`{field.default!r}`"
+        yield {"option": f"`{field.name}`", "default": default, "meaning": meanings.get(field.name, "")}
 
 
 def method_pages() -> dict[Path, str]:
@@ -167,7 +181,7 @@ def command_options(command: Callable[..., Any]) -> Iterator[Row]:
         words = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
         spelled = " ".join(word for word in words if word.startswith("-")) or f"--{parameter.name.replace('_', '-')}"
         is_argument = type(info).__name__ == "ArgumentInfo"
-        is_needed = parameter.default is inspect.Parameter.empty
+        is_needed = parameter.default in (inspect.Parameter.empty, ...)
         yield {
             "option": f"`{parameter.name.upper() if is_argument else spelled}`",
             "default": "(needed)" if is_needed else "" if parameter.default in (None, False, "") else parameter.default,
@@ -200,12 +214,59 @@ def cli_page() -> str:
     )
 
 
+def config_page() -> str:
+    """Every key of a run's YAML file, section by section, from the dataclasses that read it."""
+    hints = typing.get_type_hints(config.RunConfig)
+    alone: list[Row] = []
+    sections: list[str] = []
+    described = {row["option"]: row["meaning"] for row in described_fields(config.RunConfig)}
+    for field in dataclasses.fields(config.RunConfig):
+        kind = hints[field.name]
+        if not dataclasses.is_dataclass(kind):
+            meaning = described[f"`{field.name}`"] or MEANINGS.get(field.name, "")
+            alone.append({"key": f"`{field.name}`", "type": type_text(kind), "default": f"`{field.default!r}`",
+                          "meaning": meaning})  # fmt: skip
+            continue
+        types = typing.get_type_hints(kind)
+        rows = [
+            {"key": f"`{field.name}.{row['option'].strip('`')}`", "type": type_text(types[row["option"].strip("`")]),
+             "default": row["default"], "meaning": row["meaning"]}
+            for row in described_fields(kind)
+            if row["option"] != "`options`"
+        ]  # fmt: skip
+        text = inspect.cleandoc(kind.__doc__ or "").partition("Args:")[0].strip()
+        sections.append(f"## `{field.name}`\n\n{text}\n\n{markdown_table(rows, ['key', 'type', 'default', 'meaning'])}")
+    return (
+        f"# Keys of a run\n\n{NOTE}\n"
+        "What a YAML file of `diffprune train` may hold, and what `key=value` on the command line sets; how they work "
+        "together is in [training.md](training.md). The options of a method stand beside its name, "
+        "`method: {name: diffprune, noise: unit}`, and are on its page ([methods.md](methods.md)). An unknown key is "
+        "an error that suggests the near one. Defaults here are those before a recipe "
+        "([training.md](training.md#the-config)).\n\n"
+        + "\n".join(sections)
+        + f"\n## On their own\n\n{markdown_table(alone, ['key', 'type', 'default', 'meaning'])}"
+    )
+
+
+def type_text(kind: Any) -> str:
+    """A type as YAML has it: `int or float or nothing`."""
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return "two of: " + type_text(typing.get_args(kind)[0])
+    if typing.get_args(kind):
+        return " or ".join(type_text(arm) for arm in typing.get_args(kind))
+    return "nothing" if kind is type(None) else kind.__name__
+
+
 def pages() -> dict[Path, str]:
     """The text of each generated page."""
     return {
         DOCS / "methods.md": methods_page(),
         DOCS / "backbones.md": backbones_page(),
         DOCS / "cli.md": cli_page(),
+        DOCS / "config.md": config_page(),
+        DOCS / "api.md": with_block(DOCS / "api.md", api_block()),
         **method_pages(),
     }
 

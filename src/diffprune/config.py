@@ -61,7 +61,12 @@ class BackboneConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodConfig:
-    """A method by name, and its own options, which YAML writes beside the name: `{name: diffprune, noise: unit}`."""
+    """A method by name, and its own options, which YAML writes beside the name: `{name: diffprune, noise: unit}`.
+
+    Args:
+        name: Of a learned method; `diffprune methods` lists them.
+        options: Of the method, checked by it.
+    """
 
     name: str = "diffprune"
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +74,12 @@ class MethodConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetConfig:
-    """What stays during training: one `keep`, or a `range` from which K is drawn for each picture at each step."""
+    """What stays during training: one `keep`, or a `range` from which K is drawn for each picture at each step.
+
+    Args:
+        keep: Tokens of a picture (int) or a share of them (float).
+        range: The least and the most, both tokens or both shares; drawn evenly on a log scale.
+    """
 
     keep: int | float | None = None
     range: tuple[int | float, int | float] | None = None
@@ -93,6 +103,9 @@ class TauConfig:
     Args:
         start: A temperature, or "auto": the highest of `STARTS` at which the throttled loss agrees with the loss of
             dropping about which rankings are good, measured before the first step (`diffprune.train.agreement`).
+        end: The temperature after annealing, and of every validation.
+        anneal_steps: Optimiser steps (int) or a share of the run (float) over which it falls; steps beyond the end of
+            the run are warned of.
     """
 
     start: float | Literal["auto"] = 2.0

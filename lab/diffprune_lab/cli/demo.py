@@ -37,6 +37,7 @@ def command(
     announce("loading torch, then the embedded model", quiet=as_json)
     from diffprune_lab.demo.run import run_demo, summary
     from diffprune_lab.demo.story import QUICK, Settings
+    from diffprune_lab.demo.words import ask_command
 
     settings = Settings(seconds=seconds, questions=questions)
     settings = dataclasses.replace(QUICK if quick else settings, seed=seed)
@@ -52,3 +53,4 @@ def command(
     )
     print(f"{story.num_prompts:,} questions over ten tasks (procedural stand-ins), {sum(story.seconds.values()):.0f} s")
     print(f"the page: {out / 'index.html'}")
+    print(f"go on:    {ask_command(story, out)}")

@@ -1,6 +1,6 @@
 """Pictures for the page: what each method keeps of them at each budget, and what the model then says."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from PIL import Image
@@ -15,13 +15,17 @@ from diffprune_lab.scenes import pack, render
 from diffprune_lab.scenes.encode import to_images
 
 SHOWN_TASKS = ("textvqa", "gqa", "scienceqa", "vqav2", "mmbench", "vizwiz", "seed", "pope")
+MOST_DIFFERING = 2
 KeptBy = Mapping[str, Mapping[int, tuple[int, ...]]]
 SaidBy = Mapping[str, Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One test question, its picture, and by method and budget the kept tokens and the answer."""
+    """One test question, its picture, and by method and budget the kept tokens and the answer.
+
+    `differs` where it was chosen because methods do not agree on it.
+    """
 
     task: str
     question: Question
@@ -30,6 +34,7 @@ class Example:
     full: str
     kept: KeptBy
     said: SaidBy
+    differs: bool = False
 
 
 def is_right(question: Question, said: str) -> bool:
@@ -60,10 +65,38 @@ def shown_questions(encoded: EncodedQuestions, full: Answers) -> Iterator[tuple[
     yield from (first[name] for name in SHOWN_TASKS if name in first)
 
 
+def differing_questions(
+    encoded: EncodedQuestions, answers: Sequence[Answers], taken: Collection[int]
+) -> Iterator[tuple[str, int, Question]]:
+    """Questions that the full model has right and on which the methods split most evenly at the smallest budget.
+
+    One of a task at most, and none of those taken; the rule does not ask which methods are right.
+    """
+    full, *pruned = (one for one in answers if one.entry.method != "oracle")
+    smallest = min((one.entry.keep for one in pruned), default=0)
+    split: list[tuple[int, str, int, Question]] = []
+    number = -1
+    for task in encoded.tasks:
+        best: tuple[int, str, int, Question] | None = None
+        for question in task.questions:
+            number += 1
+            if number in taken or not is_right(question, full.said[number]):
+                continue
+            right = [is_right(question, one.said[number]) for one in pruned if one.entry.keep == smallest]
+            minority = min(sum(right), len(right) - sum(right))
+            if minority and (best is None or minority > best[0]):
+                best = (minority, task.name, number, question)
+        split += [best] if best else []
+    for _, *found in sorted(split, key=lambda one: -one[0])[:MOST_DIFFERING]:
+        yield found[0], found[1], found[2]
+
+
 def make_examples(vlm: PrunedVLM, encoded: EncodedQuestions, answers: Sequence[Answers]) -> list[Example]:
     """An example for each shown task, from answers that were given already; `answers[0]` is the full model's."""
     full, pruned = answers[0], answers[1:]
     shown = list(shown_questions(encoded, full))
+    num_plain = len(shown)
+    shown += differing_questions(encoded, answers, [number for _, number, _ in shown])
     rows = [encoded.rows[number][0] for _, number, _ in shown]
     tokens = encoded.tokens.take(rows)
     kept: list[dict[str, dict[int, tuple[int, ...]]]] = [{} for _ in shown]
@@ -88,6 +121,7 @@ def make_examples(vlm: PrunedVLM, encoded: EncodedQuestions, answers: Sequence[A
             full=full.said[number],
             kept=kept[place],
             said=said[place],
+            differs=place >= num_plain,
         )
         for place, ((task, number, question), picture) in enumerate(zip(shown, to_images(pixels), strict=True))
     ]

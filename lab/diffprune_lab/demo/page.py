@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,18 +13,21 @@ from PIL import Image
 from diffprune.evaluate.task import Question
 from diffprune_lab.demo.examples import Example, is_right
 from diffprune_lab.demo.plots import Axes, Line, nice_ticks, plot, smooth
-from diffprune_lab.demo.story import BUDGETS, MODEL, TRAINED_BUDGETS, Story
+from diffprune_lab.demo.story import BUDGETS, TRAINED_BUDGETS, Story
+from diffprune_lab.demo.words import (
+    LABELS,
+    OURS,
+    commands,
+    differing,
+    facts,
+    headline,
+    labels,
+    lead,
+    summary_rows,
+    wording,
+)
 from diffprune_lab.scenes.reference import ASSETS
 
-LABELS = {
-    "full": "Full model",
-    "diffprune": "DiffPrune",
-    "gumbel_ste": "Gumbel-STE",
-    "cls_attention": "[CLS] attention",
-    "uniform_grid": "Uniform grid",
-    "random": "Random",
-    "oracle": "Oracle",
-}
 PARTS = {
     "load": "load the model",
     "train diffprune": "train DiffPrune",
@@ -46,7 +48,8 @@ def render_page(story: Story, out: Path) -> str:
         "lead": lead(story),
         "facts": facts(story),
         "budget_buttons": _buttons({str(keep): f"{keep} tokens" for keep in BUDGETS}),
-        "method_buttons": _buttons(LABELS),
+        "method_buttons": _buttons(labels(story)),
+        "differing": differing(story),
         "larger": _larger_section(story),
         "retention_plot": retention_plot(story),
         "table": retention_table(story),
@@ -57,7 +60,7 @@ def render_page(story: Story, out: Path) -> str:
         "steps": escape(_steps(story)),
         "seconds": seconds_bars(story),
         "cost_table": cost_table(story),
-        "commands": _commands(story, out),
+        "commands": commands(story, out),
         "footer": _footer(story),
         "data": json.dumps(page_data(story), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/"),
     }
@@ -77,18 +80,19 @@ def page_data(story: Story) -> dict[str, Any]:
     return {
         "budgets": list(BUDGETS),
         "num_visual": story.num_visual,
-        "methods": [{"name": name, "label": label} for name, label in LABELS.items()],
+        "methods": [{"name": name, "label": label} for name, label in labels(story).items()],
         "examples": [_example(example) for example in story.examples],
         "larger": [_larger_example(example) for example in story.larger],
     }
 
 
 def _example(example: Example) -> dict[str, Any]:
-    question, options = _wording(example.question)
+    question, options = wording(example.question)
     return {
         "png": png_address(example.picture),
         "grid": example.grid,
         "task": example.task,
+        "differs": example.differs,
         "question": question,
         "options": options,
         "full": _answer(example.question, example.full),
@@ -111,12 +115,6 @@ def _larger_example(example: Example) -> dict[str, Any]:
     }
 
 
-def _wording(question: Question) -> tuple[str, list[str]]:
-    """The question, and its lettered options; the last line of a prompt with options only asks for the letter."""
-    text, *lines = question.prompt.split("\n")
-    return text, lines[:-1] if question.choices is not None else lines
-
-
 def _answer(question: Question, said: str) -> dict[str, Any]:
     return {"text": said, "right": is_right(question, said)}
 
@@ -126,51 +124,6 @@ def png_address(picture: Image.Image) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-# What is said --------------------------------------------------------------------------------------------------------
-
-
-def summary_rows(story: Story) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Summary rows by method and budget; the full model's budget is all tokens."""
-    return {
-        (row["method"], row["keep"] if isinstance(row["keep"], int) else story.num_visual): row
-        for row in story.rows
-        if "retention" in row
-    }
-
-
-def headline(story: Story) -> str:
-    row = summary_rows(story).get(("diffprune", BUDGETS[1]))
-    if row is None:
-        return "The full model answers nothing yet"
-    return f"{BUDGETS[1]} of {story.num_visual} visual tokens keep {row['retention']:.0f} % of the full model's score"
-
-
-def lead(story: Story) -> str:
-    seconds = sum(story.seconds.values())
-    time = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.1f} minutes"
-    return escape(
-        f"Measured just now, on this machine, in {time}. The model is {MODEL}: a vision-language model "
-        f"of {story.num_parameters / 1e6:.1f} M parameters that we trained on procedural pictures. The ten tasks "
-        "borrow name and metric from real benchmarks and are stand-ins for them: the numbers show that the method "
-        "runs from end to end, not how a large model would fare."
-    )
-
-
-def facts(story: Story) -> str:
-    rows = summary_rows(story)
-    items = [
-        (f"kept with {keep} tokens", f"{rows['diffprune', keep]['retention']:.1f} %", "of the score")
-        for keep in BUDGETS
-        if ("diffprune", keep) in rows
-    ]
-    full, pruned = story.flops[story.num_visual], story.flops[BUDGETS[1]]
-    items.append((f"prefill at {BUDGETS[1]} tokens", f"{full / pruned:.1f}x", "fewer operations"))
-    items.append(("asked of each method", f"{story.num_prompts:,}", "questions"))
-    return "".join(
-        f"<div><dt>{escape(a)}</dt><dd>{escape(b)} <small>{escape(c)}</small></dd></div>" for a, b, c in items
-    )
 
 
 def _buttons(values: Mapping[str, str]) -> str:
@@ -200,7 +153,7 @@ def retention_plot(story: Story) -> str:
     rows = summary_rows(story)
     budgets = sorted(BUDGETS)
     lines = []
-    for name, label in LABELS.items():
+    for name, label in labels(story).items():
         found = [(keep, rows[name, keep]) for keep in budgets if (name, keep) in rows]
         if name != "full" and found:
             lines.append(
@@ -226,9 +179,9 @@ def retention_table(story: Story) -> str:
     """Retention with its interval, by method and budget."""
     rows = summary_rows(story)
     body = []
-    for name, label in LABELS.items():
+    for name, label in labels(story).items():
         found = [rows.get((name, story.num_visual if name == "full" else keep)) for keep in BUDGETS]
-        body.append(_row([escape(label), *map(_retention_cell, found)], ours=name == "diffprune"))
+        body.append(_row([escape(label), *map(_retention_cell, found)], ours=name in OURS))
     return _table("retention", ["Retention, %", *(f"{keep} tokens" for keep in BUDGETS)], body)
 
 
@@ -253,9 +206,9 @@ def task_tables(story: Story) -> str:
                     escape(label),
                     *(f"{scores[name, 1.0 if name == 'full' else keep, task]:.1f}" for task in story.chance),
                 ],
-                ours=name == "diffprune",
+                ours=name in OURS,
             )
-            for name, label in LABELS.items()
+            for name, label in labels(story).items()
         ]
         table = _table(f"tasks-{keep}", ["Score", *map(escape, story.chance)], [*body, _row(chances)])
         tables.append(f'<div class="scroll" data-budget="{keep}"><h3>{keep} tokens</h3>{table}</div>')
@@ -311,47 +264,21 @@ def seconds_bars(story: Story) -> str:
 
 
 def cost_table(story: Story) -> str:
-    """Tokens, counted operations and measured seconds, before and after."""
-    most, longest = story.flops[story.num_visual], story.answer_seconds[story.num_visual]
+    """Tokens and counted operations, before and after."""
+    most = story.flops[story.num_visual]
     rows = [
         _row(
             [
                 str(kept),
                 f"{kept + story.num_text:.0f}",
                 f"{flops / 1e6:,.0f} M<small>1 / {most / flops:.1f}</small>",
-                f"{story.answer_seconds[kept]:.1f} s<small>1 / {longest / story.answer_seconds[kept]:.1f}</small>",
             ],
             ours=kept == BUDGETS[1],
         )
         for kept, flops in story.flops.items()
     ]
-    head = ["Visual tokens", "Prompt, mean", "Prefill operations", f"{story.num_prompts:,} answers"]
+    head = ["Visual tokens", "Prompt, mean", "Prefill operations"]
     return _table("costs", head, rows)
-
-
-def _commands(story: Story, out: Path) -> str:
-    question, _ = _wording(story.examples[0].question)
-    folder = str(out)
-    picture, pruner = shlex.quote(f"{folder}/picture.png"), shlex.quote(f"{folder}/pruner")
-    items = [
-        (
-            "Ask with the pruner you have just trained, about the first picture above:",
-            f"diffprune ask --pruner {pruner} --image {picture} --keep {BUDGETS[1]} {shlex.quote(question)}",
-        ),
-        (
-            "Measure it at other budgets:",
-            f"diffprune eval --pruner {pruner} --methods full,diffprune,random --keep 64,24,4 --out results/mine.json",
-        ),
-        ("See all methods and models that can be combined:", "diffprune methods\ndiffprune backbones"),
-        (
-            "Prune a real model, with no training:",
-            "diffprune ask --model llava-hf/llava-1.5-7b-hf --method cls_attention --keep 64 "
-            '--image photo.jpg "What is this?"',
-        ),
-    ]
-    return "".join(
-        f'<div class="command"><p>{escape(text)}</p><pre>{escape(command)}</pre></div>' for text, command in items
-    )
 
 
 def _footer(story: Story) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from diffprune.config import Recipe, recipe_values
-from diffprune.evaluate.answers import Answers
 from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import Measurement, Progress, encode_questions, evaluate
 from diffprune.loading import load_base
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
+from diffprune.registry import METHODS
 from diffprune.results import check_rows, command_line, device_name, library_versions, source_commit
 from diffprune.speed.flops import prefill_flops
 from diffprune.types import Budget
@@ -29,7 +29,8 @@ from diffprune_lab.scenes.reference import ASSETS
 from diffprune_lab.scenes.source import SCENES_TASKS
 
 LEARNED: dict[str, Recipe] = {"diffprune": "bridge", "gumbel_ste": "default"}  # what is trained, and by which recipe
-OTHERS = ("cls_attention", "uniform_grid", "random")
+DIVERSE = "diffprune-diverse"  # the same trained scorer with another choice, where the library has it
+OTHERS = ("gots", "divprune", "cls_attention", "uniform_grid", "random")  # the strong ones first
 LARGER = "scenes-llava"  # shown where a pruner trained for it lies beside its weights
 LARGER_PICTURES = 4
 
@@ -76,11 +77,13 @@ def run_demo(out: Path, settings: Settings, progress: Progress) -> Story:
         clock.lap(f"train {name}")
 
     others = {name: build_method(name, block=vlm.backbone.block) for name in OTHERS}
+    diverse = _diverse(trained["diffprune"])
     needs = frozenset().union(*(method.needs for method in others.values()))
     encoded = encode_questions(vlm, SCENES_TASKS.build(count=settings.questions), needs=needs, progress=progress)
     clock.lap("encode pictures")
 
-    methods = {name: pruned.method for name, pruned in trained.items()} | others | {"oracle": encoded.oracle()}
+    learned = {name: pruned.method for name, pruned in trained.items()}
+    methods = learned | diverse | others | {"oracle": encoded.oracle()}
     measurements = [
         Measurement(name, keep, settings.seed, method) for name, method in methods.items() for keep in BUDGETS
     ]
@@ -105,7 +108,6 @@ def run_demo(out: Path, settings: Settings, progress: Progress) -> Story:
         flops={
             kept: prefill_flops(vlm.base.config.text_config, kept + round(num_text)) for kept in (num_visual, *BUDGETS)
         },
-        answer_seconds=_answer_seconds(answers, num_visual),
         scorer_parameters=trained["diffprune"].method.parameter_counts()["scorer"],  # type: ignore[operator]
         examples=examples,
         larger=larger,
@@ -138,10 +140,13 @@ def summary(story: Story) -> dict[str, Any]:
     }
 
 
-def _answer_seconds(answers: Sequence[Answers], num_visual: int) -> dict[int, float]:
-    """Seconds that DiffPrune's answers took at each budget, after the full model's."""
-    times = {num_visual: answers[0].seconds}
-    return times | {int(one.entry.keep): one.seconds for one in answers if one.entry.method == "diffprune"}
+def _diverse(trained: PrunedVLM) -> dict[str, Any]:
+    """The trained scorer with the choice by worth times diversity; nothing where the library has no such method."""
+    if DIVERSE not in METHODS.declared:
+        return {}
+    method = build_method(DIVERSE, block=trained.backbone.block)
+    method.scorer = trained.method.scorer
+    return {DIVERSE: method.eval()}
 
 
 def _larger_examples(examples: Sequence[Example]) -> list[Example]:

@@ -43,7 +43,6 @@ class Story:
     chance: dict[str, float]  # by task
     losses: dict[str, list[float]]
     flops: dict[int, int]  # of the language model's prefill, by visual tokens; the first is all of them
-    answer_seconds: dict[int, float]  # to answer every prompt, by visual tokens
     scorer_parameters: int
     examples: list[Example]
     larger: list[Example]

@@ -1,5 +1,6 @@
 """A headless Chromium driven over the DevTools protocol through a pair of pipes: no driver, no network, no library."""
 
+import base64
 import json
 import os
 import shutil
@@ -85,6 +86,10 @@ class Browser:
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
+
+    def picture(self) -> bytes:
+        """The whole page as a PNG, beyond what fits the window."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"])
 
     def _read(self) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE

@@ -2,12 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from diffprune_lab.demo import page
+from diffprune_lab.demo import page, words
 from diffprune_lab.demo.story import BUDGETS
 from lab.tests.demo.browser import Browser, find_browser
 
@@ -120,6 +121,53 @@ def test_the_page_works_in_a_browser(demo, tmp_path: Path) -> None:
         assert browser.errors == []
         asked = [url for url in browser.requests if not url.startswith(("data:", "about:"))]
         assert {url.split("#")[0] for url in asked} == {address}
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_page_is_readable_on_a_desk_and_on_a_phone(
+    width: int, height: int, demo, tmp_path: Path, root: Path
+) -> None:
+    executable = find_browser()
+    if executable is None:
+        pytest.skip("no Chromium is installed: the page was not opened (apt-get install chromium)")
+    with Browser(executable, tmp_path / "profile") as browser:
+        browser.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        browser.open((demo.folder / "index.html").as_uri())
+        kept = root / "out" / "test-artefacts"  # to be looked at
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / f"demo-{width}.png").write_bytes(browser.picture())
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        smallest = """Math.min(...[...document.querySelectorAll('body *')].filter(node => node.checkVisibility()
+            && [...node.childNodes].some(child => child.nodeType == 3 && child.textContent.trim())).map(node =>
+            parseFloat(getComputedStyle(node).fontSize) * (node.getScreenCTM ? node.getScreenCTM().a : 1)))"""
+        assert browser.evaluate(smallest) >= 10  # pixels, also of the text inside plots
+        assert browser.errors == []
+
+
+def test_the_headline_is_what_the_tile_below_it_says(demo) -> None:
+    rows = [
+        {"method": name, "keep": keep, "retention": value, "ci95": [value - 1, value + 1], "unchanged": 0.9}
+        for name, values in (("diffprune", (99.62, 99.1, 97.0)), ("gots", (99.9, 99.8, 98.96)))
+        for keep, value in zip(BUDGETS, values, strict=True)
+    ]
+    story = replace(demo.story, rows=[{"method": "full", "keep": 1.0, "retention": 100.0}, *rows])
+    assert "16 of" in words.headline(story) and "keep 99.1 % of the score" in words.headline(story)
+    assert "99.1 % <small>" in words.facts(story) and "99.6 % <small>" in words.facts(story)  # 99.6 is not 100
+    assert "GOTS, which learns nothing, keeps 99.8 %" in words.lead(story)
+    weak = [row | {"retention": 80.0} for row in story.rows]
+    assert "16 of" in words.headline(replace(story, rows=weak)) and "80.0 %" in words.headline(
+        replace(story, rows=weak)
+    )
+
+
+def test_the_page_says_how_to_go_on_from_a_shell_that_does_not_know_diffprune(demo, monkeypatch) -> None:
+    monkeypatch.setattr(words.shutil, "which", lambda name: None)
+    monkeypatch.setattr(words.sys, "executable", str(Path.cwd() / ".venv" / "bin" / "python"))
+    assert words.ask_command(demo.story, Path("out")).startswith(".venv/bin/diffprune ask --pruner out/pruner --image")
+    monkeypatch.setattr(words.shutil, "which", lambda name: "/usr/bin/diffprune")
+    assert words.ask_command(demo.story, Path("out")).startswith("diffprune ask ")
 
 
 def pressed(browser: Browser) -> list[str]:

@@ -2,18 +2,24 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from diffprune.cli import main as cli
+from diffprune.evaluate.answers import Answers
+from diffprune.evaluate.runner import EncodedQuestions
+from diffprune.evaluate.task import Question
 from diffprune.model import PrunedVLM
+from diffprune.registry import METHODS as REGISTERED
 from diffprune.results import check_rows
 from diffprune_lab.demo import run
-from diffprune_lab.demo.examples import SHOWN_TASKS
+from diffprune_lab.demo.examples import SHOWN_TASKS, differing_questions
 from diffprune_lab.demo.story import BUDGETS, QUICK
 from lab.tests import tiny_scenes
 
-METHODS = {"full", "diffprune", "gumbel_ste", "cls_attention", "uniform_grid", "random", "oracle"}
+METHODS = {"full", *run.LEARNED, *run.OTHERS, "oracle", *({run.DIVERSE} & REGISTERED.declared)}
 
 
 def test_every_method_answers_every_task_at_every_budget(demo) -> None:
@@ -57,6 +63,19 @@ def test_examples_show_what_was_chosen_and_said(demo) -> None:
         assert set(example.kept) == set(example.said) == METHODS - {"full"}
         for by_budget in example.kept.values():
             assert {keep: len(kept) for keep, kept in by_budget.items()} == {keep: keep for keep in BUDGETS}
+
+
+def test_questions_on_which_methods_split_are_shown_whoever_is_right() -> None:
+    asked = [Mock(spec=Question, answer="a", choices=None) for _ in range(6)]
+    tasks = [SimpleNamespace(name="one", questions=asked[:4]), SimpleNamespace(name="two", questions=asked[4:])]
+    said = {"full": "aaaaba", "x": "abbaab", "y": "aababb", "z": "abaabb", "oracle": "bbbbbb"}
+    answers = [
+        Mock(spec=Answers, entry=SimpleNamespace(method=name, keep=8), said=list(text)) for name, text in said.items()
+    ]
+    encoded = Mock(spec=EncodedQuestions, tasks=tasks)
+    found = [(task, number) for task, number, _ in differing_questions(encoded, answers, [1])]
+    # All agree on 0, 1 is taken, 3 comes later, the full model is wrong on 4, and all pruned ones are on 5.
+    assert found == [("one", 2)]
 
 
 def test_fewer_tokens_cost_fewer_operations(demo) -> None:

@@ -10,38 +10,47 @@ import typer
 from diffprune.cli import announce, hush_loader, print_json, require_writable
 from diffprune.methods.naming import check_names
 
+RUN_FILE = "run.yaml"  # of a run's folder, as `diffprune.train.checkpointing` writes it, which imports torch
+
 
 def command(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Values that win over the file, like optim.lr=1e-4.", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Argument(
+            help="Values that win over the file, like optim.lr=1e-4; with --resume the run's folder may stand here.",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
-    config: Annotated[Path, typer.Option(help="YAML file of the run.")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path, typer.Option(help="Folder of the run and, in the end, of the pruner.")] = ...,  # type: ignore[assignment]
+    config: Annotated[Path | None, typer.Option(help="YAML file of the run; with --resume that of the folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run and, in the end, of the pruner.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON.")] = False,
 ) -> None:
     """Train a pruner on pictures with captions; the model it is for stays frozen.
 
     Several processes: `accelerate launch -m diffprune train ...`, with the same options. SIGTERM or Ctrl-C finishes the
-    step, saves and leaves; --resume goes on after that, and after any crash, with the losses of an unbroken run.
+    step, saves and leaves. `--resume FOLDER` goes on after that, and after any crash, with the losses of an unbroken
+    run; nothing has to be typed again, and optim.steps=MORE makes the run longer, also one that has ended.
 
     \b
     Examples:
       diffprune train --config configs/llava/diffprune_k64.yaml --out runs/llava-k64 optim.lr=1e-4
+      diffprune train --config configs/your_captions.yaml --out runs/mine data.name=my-captions
       diffprune train --config configs/llava/diffprune_k64.yaml --out runs/gumbel method.name=gumbel_ste budget.keep=128
-      diffprune train --config configs/llava/diffprune_k64.yaml --out runs/llava-k64 --resume optim.lr=1e-4
+      diffprune train --resume runs/llava-k64
+      diffprune train --resume runs/llava-k64 optim.steps=12000
     """
     from diffprune.config import load_config
 
-    run = load_config(config, overrides or [])
-    require_writable(out)
-
+    file, folder, changes = find_run(list(overrides or []), config, out, resume=resume)
+    run = load_config(file, changes)
     check_names(run.method.name)
+    require_writable(folder)
     announce(f"{run.backbone.name}, {run.method.name}: loading", quiet=as_json)
     from diffprune.train.run import train_pruner
 
     hush_loader()
-    summary = train_pruner(run, out, resume=resume, quiet=as_json)
+    summary = train_pruner(run, folder, resume=resume, quiet=as_json)
     if summary.pop("main"):
         if as_json:
             print_json(summary)
@@ -51,11 +60,34 @@ def command(
         raise typer.Exit(143)
 
 
+def find_run(words: list[str], config: Path | None, out: Path | None, *, resume: bool) -> tuple[Path, Path, list[str]]:
+    """The config file, the folder and the overrides that a command line names; a word without "=" is a folder."""
+    folders = [word for word in words if "=" not in word]
+    changes = [word for word in words if "=" in word]
+    if folders and (not resume or out is not None or len(folders) > 1):
+        raise ValueError(
+            f"{folders[-1]!r} is no KEY=VALUE; a folder stands there once, with --resume and without --out"
+        )
+    folder = Path(folders[0]) if folders else out
+    if folder is None or (config is None and not resume):
+        raise ValueError(
+            "a run needs --config FILE and --out FOLDER, and one that goes on --resume FOLDER; configs/ has files to "
+            "start from"
+        )
+    if config is not None:
+        return config, folder, changes
+    if not (folder / RUN_FILE).is_file():
+        raise ValueError(
+            f"{folder} holds no run ({RUN_FILE} is not there); start one with --config FILE --out {folder}"
+        )
+    return folder / RUN_FILE, folder, changes
+
+
 def describe(summary: dict) -> str:
     """What came out, in a line or two."""
     steps = f"{summary['step']:,} of {summary['steps']:,} steps, {summary['samples_s']:.1f} samples/s"
     if summary["ended"] == "stopped":
-        return f"stopped after {steps}; everything is saved, go on with --resume"
+        return f"stopped after {steps}; everything is saved, go on with: diffprune train --resume {summary['out']}"
     best = summary["best"]
     found = warning = ""
     if best is not None:

@@ -4,18 +4,21 @@ import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from diffprune.atomic import write_text
 from diffprune.config import DataConfig, RunConfig, differences, load_config, to_yaml
 from diffprune.saving import CONFIG_FILE
+from diffprune.schedules import Schedule
 from diffprune.train.checkpointing import RUN_FILE, list_checkpoints, writing
 from diffprune.train.feed import Broken
 from diffprune.train.loop import Progress
 
 BROKEN_FILE, LOCK_FILE = "broken.jsonl", ".lock"
+# What may change when a run goes on: how long it is, and what it leaves behind. Everything else makes another run.
+MAY_CHANGE = ("optim.steps", "optim.epochs", "optim.patience", "saving.every", "saving.keep", "saving.tensorboard")
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class RunState(Progress):
         seconds: Of training, over all sittings.
         batch: Samples of the global batch.
         base: Fingerprint of the frozen model; None where it is split over processes.
+        steps: Of the whole run, as planned when the checkpoint was written.
+        anneal_steps, warmup_steps: As first planned: a share of the run is not measured anew when it is made longer.
     """
 
     best: dict[str, Any] | None = None
@@ -43,6 +48,28 @@ class RunState(Progress):
     seconds: float = 0.0
     batch: int = 0
     base: str | None = None
+    steps: int | None = None
+    anneal_steps: int | None = None
+    warmup_steps: int | None = None
+
+    def plan(self, schedule: Schedule) -> None:
+        """Take the run's schedule: its shares are fixed when it starts, and one made longer goes on after its end."""
+        if schedule.steps < self.step:
+            raise ValueError(
+                f"the run is at step {self.step} and would have {schedule.steps} steps; give optim.steps at least "
+                f"{self.step}, more to make it longer"
+            )
+        if self.steps is not None and schedule.steps > self.steps:
+            self.early, self.waited = False, 0
+        self.steps = schedule.steps
+        if self.anneal_steps is None or self.warmup_steps is None:
+            self.anneal_steps, self.warmup_steps = schedule.anneal_steps, schedule.warmup_steps
+
+    def planned(self, schedule: Schedule) -> Schedule:
+        """The schedule with the lengths that were fixed when the run started."""
+        if self.anneal_steps is None or self.warmup_steps is None:
+            return schedule
+        return replace(schedule, anneal_steps=self.anneal_steps, warmup_steps=self.warmup_steps)
 
     def plain(self) -> dict[str, Any]:
         """Every value by name, as `RunState(**values)` takes them."""
@@ -83,6 +110,8 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
     written = folder / RUN_FILE
     if written.is_file():
         changed = differences(load_config(written), config)
+        if resume:  # what may change is written down once the run has taken it (`keep_config`)
+            changed = [one for one in changed if one.partition(":")[0] not in MAY_CHANGE]
         if changed and not resume:
             raise ValueError(f"{folder} holds another run ({'; '.join(changed)}); choose another folder with --out")
         if not resume:
@@ -91,8 +120,8 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
             )
         if changed:
             raise ValueError(
-                f"{folder} was started with another config ({'; '.join(changed)}); resume with the same one, "
-                "or choose another folder with --out"
+                f"{folder} was started with another config ({'; '.join(changed)}); resume with the same one "
+                "(--resume FOLDER takes it from there), or choose another folder with --out"
             )
     elif (folder / CONFIG_FILE).exists():
         raise ValueError(f"{folder} holds a saved model or pruner already; choose another folder with --out")
@@ -105,6 +134,12 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
         write_text(written, to_yaml(config))
         return True
     return False
+
+
+def keep_config(folder: Path, config: RunConfig) -> None:
+    """Write the config of a run that goes on, where something of it has changed."""
+    if differences(load_config(folder / RUN_FILE), config):
+        write_text(folder / RUN_FILE, to_yaml(config))
 
 
 def note_broken(

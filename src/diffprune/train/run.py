@@ -20,8 +20,10 @@ from typing import Any
 from accelerate import Accelerator
 
 from diffprune.config import RunConfig
+from diffprune.schedules import Schedule
+from diffprune.terminal import count_text, describe_model
 from diffprune.train.checkpointing import remove_unfinished
-from diffprune.train.folder import claimed
+from diffprune.train.folder import claimed, keep_config
 from diffprune.train.frozen import recomputing
 from diffprune.train.repeatable import repeatable
 from diffprune.train.trainer import Part, Trainer
@@ -79,6 +81,9 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
     """The run itself, in a folder that is its own."""
     trainer = Trainer(config, folder, accelerator)
     trainer.begin()
+    trainer.state.plan(trainer.schedule)
+    if accelerator.is_main_process:
+        keep_config(folder, config)
     asked = False
     with (
         stop_on_signal() as stop,
@@ -94,6 +99,9 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
     ):
         if trainer.agreements:
             watch.begin(trainer.schedule.tau_start, trainer.agreements)
+        watch.print_line(header(trainer))
+        if late := late_annealing(trainer.schedule):
+            watch.print_line(late)
         if resume:
             done = trainer.state.step
             watch.print_line(f"going on after step {done}" if done else f"nothing to resume in {folder}: starting anew")
@@ -119,6 +127,27 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
     }
     accelerator.end_training()
     return summary
+
+
+def header(trainer: Trainer) -> str:
+    """One line of what is trained, on what, and for how long."""
+    config, vlm = trainer.config, trainer.vlm
+    budget = config.budget.keep if config.budget.range is None else "{} to {}".format(*config.budget.range)
+    model = describe_model(trainer.base_id, vlm.base, method=config.method.name, keep=budget)
+    learned = count_text(sum(parameter.numel() for parameter in trainer.trained))
+    return f"{model}; {learned} of them learn; {trainer.steps:,} steps of {trainer.size} samples"
+
+
+def late_annealing(schedule: Schedule) -> str:
+    """A warning for a temperature that is still falling when the run ends; empty where it is not."""
+    if schedule.anneal_steps <= schedule.steps:
+        return ""
+    last = schedule.tau(schedule.steps - 1)
+    wanted = f"{schedule.tau_end:g}"
+    return (
+        f"warning: tau.anneal_steps is {schedule.anneal_steps:,} and the run has {schedule.steps:,} steps: it ends at "
+        f"tau {last:.2g} instead of {wanted} and never stops early; give a share, such as tau.anneal_steps=0.25"
+    )
 
 
 def _steps(trainer: Trainer, watch: Watch, stop: threading.Event, reader: ThreadPoolExecutor) -> bool:

@@ -144,7 +144,8 @@ class Trainer:
     @property
     def schedule(self) -> Schedule:
         """Temperature and learning rate by step; a temperature that the run finds itself is known from `begin` on."""
-        return make_schedule(self.config.optim, self.config.tau, self.steps, tau_start=self.state.tau_start)
+        made = make_schedule(self.config.optim, self.config.tau, self.steps, tau_start=self.state.tau_start)
+        return self.state.planned(made)
 
     # --- before the first step ---
 
@@ -163,9 +164,8 @@ class Trainer:
             if self.config.tau.start == "auto":
                 self.state.tau_start = self._find_start()
         rows = [self._usable(row) for row in self.feed.validation()]
-        whole = [row for row in rows if isinstance(row, Sample)]
+        self.held_out = [row for row in rows if isinstance(row, Sample)]
         self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
-        self.held_out = whole
 
     def _first(self, count: int, size: int | None = None) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
         """The first samples to train on, some at a time, encoded."""

@@ -5,16 +5,16 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from diffprune.atomic import replacing, write_text
+from diffprune.terminal import clock, time_column
 from diffprune.train.checkpointing import writing
 
 METRICS, PLOT, BOARD = "metrics.jsonl", "loss.png", "tensorboard"
@@ -50,12 +50,10 @@ class Watch:
         self.console = Console(stderr=True, quiet=quiet or folder is None)
         self.live = self.console.is_terminal and not self.console.quiet
         columns = (
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=20),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=10),
             TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
+            time_column(),
         )
         self.progress = Progress(*columns, console=self.console, disable=not self.live)
         self.task = self.progress.add_task("", total=steps, completed=start)
@@ -96,16 +94,14 @@ class Watch:
 
     def step(self, record: Record) -> None:
         """One optimiser step: step, loss, tau, lr, entropy, samples_s, memory_gb."""
-        line = (
-            f"loss {record['loss']:.4f}  tau {record['tau']:.3f}  entropy {record['entropy']:.2f}  "
-            f"{record['samples_s']:.1f} samples/s  {record['memory_gb']:.1f} GB"
-        )
+        line = f"loss {record['loss']:.4f}, tau {record['tau']:.3f}, {record['samples_s']:.1f} samples/s"
         self.progress.update(self.task, completed=record["step"], description=line)
         now = time.monotonic()
         if not self.live and now - self.printed >= LINE_SECONDS:
             self.printed = now
-            left = (now - self.began) / (record["step"] - self.start) * (self.steps - record["step"])
-            self.print_line(f"step {record['step']}/{self.steps}: {line}  {timedelta(seconds=round(left))} left")
+            spent = now - self.began
+            left = spent / (record["step"] - self.start) * (self.steps - record["step"])
+            self.print_line(f"step {record['step']}/{self.steps}: {line}, {clock(spent)}, {clock(left)} left")
         self._keep(record, "train")
 
     def validation(self, record: Record) -> None:

@@ -31,7 +31,7 @@ function picture(source, grid, kept, words) {
 }
 
 function question(example) {
-  const block = make("div", {}, make("div", { class: "task" }, `like ${example.task}`), make("p", { class: "question" }, example.question));
+  const block = make("div", {}, make("div", { class: "task" }, `like ${example.task}${example.differs ? ", methods differ" : ""}`), make("p", { class: "question" }, example.question));
   if (example.options.length) {
     block.append(make("ul", { class: "options" }, ...example.options.map((text) => make("li", {}, text))));
   }
