@@ -259,7 +259,13 @@ def test_a_folder_of_an_earlier_version_goes_on(disk: Path, tmp_path: Path) -> N
     (tmp_path / "run.yaml").write_text(written + "hardness: 0.0\nhardness_ramp: 1.0\n")  # settings that did nothing
     state = next(tmp_path.glob("checkpoint-*/state.json"))
     keys = {"step", "best", "random", "waited", "skipped", "skipped_last", "tau_start", "broken", "early", "seconds"}
-    assert set(json.loads(state.read_text())["state"]) == keys | {"batch"}
+    assert set(json.loads(state.read_text())["state"]) == keys | {
+        "batch",
+        "base",
+        "steps",
+        "anneal_steps",
+        "warmup_steps",
+    }
     assert train(disk, tmp_path, optim={"steps": 1}, resume=True)["ended"] == "finished"
     (tmp_path / "run.yaml").write_text(written + "hardness: 2.0\nhardness_ramp: 1.0\n")
     refused(disk, tmp_path, "hardness is 2.0: the hardness loss is no longer there", optim={"steps": 1}, resume=True)
