@@ -323,3 +323,10 @@ def test_the_scorer_attends_within_a_tile() -> None:
             after = vlm.method.score(moved)
             torch.testing.assert_close(after[~inside], before[~inside])
             assert ((after - before)[inside].abs() > 1e-3).any()
+
+
+@pytest.mark.parametrize("name", ["atp_llava", "glimpse_prune"])
+def test_methods_that_ask_where_tokens_stand_take_a_view_without_a_column(name: str) -> None:
+    vlm = pruned("llava_next", name, keep=3)
+    assert vlm.encode(vlm.prepare([[tiny.picture(1, (2, 300))]], ["what?"])).grid[0][1] == 0
+    assert vlm.generate([tiny.picture(1, (2, 300))], "what?", max_new_tokens=2, return_ids=True).shape == (1, 2)

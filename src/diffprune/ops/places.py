@@ -32,7 +32,7 @@ def grid_places(origin: Origin) -> Int[Tensor, "B M 2"]:
     tokens, index = origin.tokens, origin.index.clamp_min(0)
     num_tokens = tokens.x.shape[1]
     grids = tokens.grid or ((1, num_tokens),) * len(tokens)
-    columns = torch.tensor([grid[1] for grid in grids], device=index.device)[index // num_tokens]
+    columns = torch.tensor([max(1, grid[1]) for grid in grids], device=index.device)[index // num_tokens]
     token = index % num_tokens
     places = torch.stack([token // columns, token % columns], dim=-1)
     return places.masked_fill((origin.index < 0)[..., None], 0)
