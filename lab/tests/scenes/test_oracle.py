@@ -42,6 +42,27 @@ def test_every_item_gets_a_token_before_any_gets_more_than_it_needs(kind: str, s
             assert any(covers(cells(side)[token], box) for token in keep.tolist())
 
 
+def test_few_tokens_cover_as_many_items_as_they_can_and_none_twice() -> None:
+    near = [(0, 0, 20, 20), (8, 0, 22, 20), (100, 100, 120, 120)]  # the first cell shows most of the first two
+    where = cells(12)
+    order = rank_tokens(where, near).argsort(descending=True).tolist()
+    assert all(covers(where[order[0]], box) for box in near[:2])
+    assert covers(where[order[1]], near[2])
+
+
+def test_no_item_gets_a_second_token_before_every_one_has_its_first() -> None:
+    for index in range(20):
+        boxes = items(make_scene("test", index, kind="plain"))
+        where = cells(24)
+        order = rank_tokens(where, boxes).argsort(descending=True).tolist()
+        first = {next(step for step, token in enumerate(order) if covers(where[token], box)) for box in boxes}
+        assert max(first) < len(boxes)
+
+
+def test_a_picture_without_items_is_kept_evenly() -> None:
+    assert (rank_tokens(cells(12), []) <= -1e4).all()
+
+
 def test_what_is_left_of_the_budget_goes_to_what_sees_an_item() -> None:
     scene = make_scene("test", 3, kind="sign")
     keep = Oracle.of([(0, scene)]).select(tokens_for([0]), torch.tensor([16]))[0]
