@@ -149,9 +149,9 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(run, tmp_path:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("diffprune.evaluate.pruners.load_base", lambda name: pytest.fail("the work has started"))
     code, _, err = run("--out", str(tmp_path / "file" / "x.json"))
-    assert code != 0 and "cannot write into" in err and err.count("\n") == 1
+    assert code != 0 and "cannot write to" in err and err.count("\n") == 1
     code, _, err = run("--out", str(tmp_path))
-    assert code != 0 and f"--out {tmp_path} is a folder; name a file" in err and err.count("\n") == 1
+    assert code != 0 and f"{tmp_path} is a folder and is not replaced; name a file" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
