@@ -194,3 +194,12 @@ def test_the_unit_range_is_of_real_tokens_alone() -> None:
     values, mask = torch.tensor([[1.0, 3.0, 2.0, 99.0], [5.0, 5.0, 0.0, 0.0]]), torch.tensor([[True] * 3 + [False]] * 2)
     mask[1, 2] = False
     assert unit_range(values, mask).tolist() == [[0.0, 1.0, 0.5, 0.0], [1.0, 1.0, 0.0, 0.0]]
+
+
+def test_values_are_brought_to_one_range_above_a_floor() -> None:
+    values, mask = (
+        torch.tensor([[2.0, 6.0, 4.0, 9.0], [5.0, 5.0, 0.0, 0.0]]),
+        torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]),
+    )
+    found = unit_range(values, mask.bool(), floor=0.4)
+    torch.testing.assert_close(found, torch.tensor([[0.1, 1.1, 0.6, 0.0], [1.0, 1.0, 0.0, 0.0]]))

@@ -19,3 +19,8 @@ def test_each_group_gives_its_best() -> None:
     group, rank = torch.tensor([[1, 0, 1, 0, 1, 0]]), torch.tensor([[4, 3, 0, 1, 2, 0]])
     mask = torch.arange(6)[None] < 5
     assert take_quota(group, rank, torch.tensor([[1, 2]]), mask).tolist() == [[3, -1, 2, 4, -1, -1]]
+
+
+def test_a_quota_larger_than_its_group_takes_no_padding() -> None:
+    group, rank, mask = torch.zeros(1, 4, dtype=torch.int64), torch.arange(4)[None], torch.arange(4)[None] < 1
+    assert take_quota(group, rank, torch.tensor([[3]]), mask).tolist() == [[0, -1, -1, -1]]
