@@ -138,3 +138,8 @@ def test_whatever_is_loaded_by_name_says_that_no_code_is_run(root):
             if called.startswith("Auto"):
                 said = [ast.unparse(word) for word in node.keywords]
                 assert "trust_remote_code=False" in said or "**options" in said, f"{path}:{node.lineno}"
+
+
+def test_every_extra_that_is_asked_for_is_known(root):
+    text = "\n".join(path.read_text() for path in (root / "src/diffprune").rglob("*.py"))
+    assert set(re.findall(r'\brequire\("(\w+)"\)', text)) <= set(EXTRAS)

@@ -19,6 +19,7 @@ EXTRAS: dict[str, Extra] = {  # each is used by something: a test looks for it
         ("datasets", "pyarrow", "tensorboard"),
         "training on Hugging Face datasets and parquet files, curves in TensorBoard",
     ),
+    "lmms": Extra(("lmms_eval",), "the public benchmarks through lmms-eval"),
 }
 
 # Packages of others that are taken where they are there, and what changes then.
