@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffprune.schedules import learning_rate_scale, resolve_steps, tau_at
+from diffprune.schedules import Schedule, learning_rate_scale, resolve_steps, tau_at
 
 PAPER = {"start": 2.0, "end": 0.1, "anneal_steps": 2000}
 
@@ -49,3 +49,9 @@ def test_the_paper_recipe_starts_at_the_full_rate():
 
 def test_the_rate_of_a_run_that_goes_on_too_long_is_not_negative():
     assert learning_rate_scale(500, total_steps=100, warmup_steps=3) == 0.0
+
+
+def test_a_run_has_its_own_peak_rate_and_temperatures():
+    run = Schedule(steps=100, peak_lr=3e-4, warmup_steps=0, tau_start=2.0, tau_end=0.1, anneal_steps=50)
+    assert [run.lr(0), run.lr(50), run.lr(100)] == pytest.approx([3e-4, 1.5e-4, 0.0])
+    assert [run.tau(0), run.tau(25), run.tau(50)] == pytest.approx([2.0, 1.05, 0.1])

@@ -104,3 +104,13 @@ def test_what_was_masked_in_training_is_dropped_in_deployment() -> None:
     assert method.select(make_tokens(), K).shape == (3, 4)
     with pytest.raises(ValueError, match="dropped='gone' is not known"):
         build_method("gumbel_ste", block=SPEC, dropped="gone")
+
+
+@pytest.mark.parametrize("sure", [30.0, -30.0])
+def test_a_token_by_itself_is_kept_where_its_logit_is_high(sure: float) -> None:
+    method, tokens = gumbel_ste(choice="token"), make_tokens()
+    with torch.no_grad():
+        method.scorer.head.weight.zero_()  # type: ignore[union-attr]
+        method.scorer.head.bias.fill_(sure)  # type: ignore[union-attr]
+    alpha = method.restrict(tokens, K, tau=1.0).alpha
+    assert (alpha[tokens.mask] == float(sure > 0)).all()

@@ -35,3 +35,12 @@ def test_packing_keeps_the_order_and_raster_sorts() -> None:
     packed = pack(torch.tensor([[5, 2, 7], [1, 0, 3]]), torch.tensor([[True, False, True], [False, True, False]]), 2)
     assert packed.tolist() == [[5, 7], [0, -1]]
     assert raster(torch.tensor([[7, -1, 5]])).tolist() == [[5, 7, -1]]
+
+
+def test_a_long_chain_is_settled_link_by_link() -> None:
+    """Each token strikes out the next alone, if it is alive itself: every other one survives."""
+    length = 41
+    similarity = torch.zeros(1, length, length)
+    similarity[0, torch.arange(1, length), torch.arange(length - 1)] = 1.0
+    alive = walk(similarity, torch.ones(1, length, dtype=torch.bool), lambda number: torch.full(number.shape, 0.5))
+    assert alive[0].nonzero()[:, 0].tolist() == list(range(0, length, 2))
