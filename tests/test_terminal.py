@@ -57,6 +57,13 @@ def test_a_column_without_any_value_takes_no_place() -> None:
     assert hidden == [] and "b" not in "".join(lines)
 
 
+def test_a_share_of_all_is_not_shown_as_one_token() -> None:
+    lines, _ = terminal.table_lines(
+        [{"method": "full", "keep": 1.0}, {"method": "x", "keep": 1}], ["method", "keep"], width=80
+    )
+    assert lines[2].endswith("1.0") and lines[3].endswith(" 1")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0:00"), (9.4, "0:09"), (69, "1:09"), (59.6, "1:00"), (3599.7, "1:00:00"), (7205, "2:00:05"), (None, "?")],
@@ -113,6 +120,8 @@ IMPORTED = re.compile(r"^import time:.*\| +(torch|transformers|matplotlib|rich)$
         (["plan", "--gpuu", "h200"], 2, "No such option"),
         (["show", "--method", "divprun", "--image", "a.png", "--out", "b.png"], 2, "unknown method 'divprun'"),
         (["profile", "--methods", "full,divprun"], 2, "unknown method 'divprun'"),
+        (["eval", "--methods", "full,oracle,divprun"], 2, "unknown method 'divprun'"),
+        (["ask", "--method", "divprun", "--image", "a.png", "what?"], 2, "unknown method 'divprun'"),
     ],
 )
 def test_help_and_wrong_names_need_neither_torch_nor_rich(arguments: list[str], code: int, words: str) -> None:

@@ -203,7 +203,8 @@ def cli_page() -> str:
     sections = "\n".join(command_section(name) for name in subcommands())
     return (
         f"# Command line\n\n{NOTE}\n"
-        "The exit code is 0 only on success. An error is one sentence on stderr; `--debug` shows its traceback. "
+        "The exit code is 0 only on success, 2 for bad input, 1 for a mistake of ours. An error is one sentence on "
+        "stderr; `--debug` shows its traceback. What the screens look like: [screens.md](screens.md). "
         "`keep` is what stays: `64` is tokens per picture, `0.111` a share, `1.0` all. "
         "Where a method is named, its options may stand behind it in brackets, separated by semicolons: "
         "`'holov[variant=paper]'`, `'fastv[layer=3;budget=average]'`, `'pyramiddrop[layers=2,4,6]'`, "

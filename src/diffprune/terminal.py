@@ -93,7 +93,9 @@ class _Column:
 
     @classmethod
     def of(cls, name: str, values: Sequence[object], *, is_first: bool) -> _Column:
-        cells = [format_value(value) for value in values]
+        # A share is told from a count by its point: 1.0 is all tokens, 1 is one.
+        is_keep = [name == "keep" and isinstance(value, float) for value in values]
+        cells = [str(value) if plain else format_value(value) for value, plain in zip(values, is_keep, strict=True)]
         numbers = [_is_number(value) for value in values]
         longest = max(map(len, cells), default=0)
         is_text = not is_first and not any(numbers)
@@ -186,6 +188,11 @@ def announce(sentence: str, *, quiet: bool = False) -> None:
     """A line on stderr at once: what a command is about to do, or has just loaded."""
     if not quiet:
         print(sentence, file=sys.stderr, flush=True)
+
+
+def announce_loading(sentence: str, *, quiet: bool = False) -> None:
+    """A first line for whoever waits at a terminal while torch is imported; a pipe does not get it."""
+    announce(f"{sentence}: loading", quiet=quiet or not sys.stderr.isatty())
 
 
 def describe_model(name: str, base: Any, *, method: str = "", keep: object = None) -> str:

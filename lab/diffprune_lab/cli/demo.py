@@ -14,7 +14,7 @@ from diffprune.cli import Wide, announce, print_json, print_table, progress_bars
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the page and the summary.")] = Path("out/demo"),
     seconds: Annotated[float, typer.Option(min=1.0, help="Training time of each of the two scorers.")] = 60.0,
-    questions: Annotated[int, typer.Option(min=1, help="Scored questions of each of the ten tasks.")] = 100,
+    questions: Annotated[int, typer.Option(min=1, help="Scored questions of each of the ten tasks.")] = 80,
     seed: Annotated[int, typer.Option(help="Another seed is another training run.")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps and questions: shows that everything runs, measures nothing.")

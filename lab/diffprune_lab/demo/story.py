@@ -21,7 +21,7 @@ class Settings:
     """
 
     seconds: float = 60.0
-    questions: int = 100
+    questions: int = 80
     seed: int = 0
     steps: int = 100_000
     batch_size: int = 16

@@ -53,7 +53,8 @@ def best_of_ours(story: Story) -> tuple[int, Mapping[str, Any]] | None:
         if (name, keep) in rows and rows[name, keep]["retention"] >= ENOUGH
     ]
     middle = [(BUDGETS[1], rows[name, BUDGETS[1]]) for name in OURS if (name, BUDGETS[1]) in rows]
-    return next(iter(enough), None) or max(middle, key=lambda one: one[1]["retention"], default=None)
+    fewest = [one for one in enough if one[0] == enough[0][0]]
+    return max(fewest or middle, key=lambda one: one[1]["retention"], default=None)
 
 
 def headline(story: Story) -> str:

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from diffprune.atomic import require_plain
-from diffprune.terminal import announce, describe_model, hush_loader, print_table, progress_bars
+from diffprune.terminal import announce, announce_loading, describe_model, hush_loader, print_table, progress_bars
 
 __all__ = [
     "OPTIONS_HELP",
     "Wide",
     "announce",
+    "announce_loading",
     "choose_device",
     "describe_model",
     "hush_loader",

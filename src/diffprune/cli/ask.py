@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, choose_device, print_json
+from diffprune.cli import OPTIONS_HELP, announce_loading, choose_device, print_json
+from diffprune.methods.naming import check_names
 
 SECONDS_BETWEEN = 10  # lines of progress where stderr is no terminal
 
@@ -54,6 +55,8 @@ def command(
       diffprune ask --pruner runs/llava-k64 --image a.jpg --fast "What does the sign say?"
       diffprune ask my/photos --question "Is there a person?" --out answers.jsonl --pruner runs/llava-k64 --keep 64
     """
+    check_names(method or "")
+    announce_loading(model or "scenes-llava" if pruner == "none" else pruner, quiet=as_json)
     from diffprune.api import load_vlm
     from diffprune.backbones.processors import open_image
 

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, choose_device, print_json, print_table, progress_bars, require_file
+from diffprune.cli import (
+    OPTIONS_HELP,
+    Wide,
+    announce_loading,
+    choose_device,
+    print_json,
+    print_table,
+    progress_bars,
+    require_file,
+)
+from diffprune.methods.naming import check_names
 
 
 def command(
@@ -56,6 +66,7 @@ def command(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
     out: Annotated[Path | None, typer.Option(help="Results file to write; answers are kept beside it.")] = None,
     commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    wide: Wide = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Measure what is left of a model's quality when tokens are dropped.
@@ -70,6 +81,9 @@ def command(
       diffprune eval --methods 'fastv,fastv[budget=average],holov[variant=paper]' --keep 224
       diffprune eval --pruner runs/a42,runs/a123,dedicated@64=runs/b64 --methods random --versus diffprune
     """
+    labels = [one.partition("=")[0].partition("@")[0] for one in pruner.split(",") if "=" in one]
+    check_names(methods, also=["oracle", "blind", "downscale", *labels])
+    announce_loading(f"{model if pruner == 'none' else pruner}, {methods}, keep {keep}", quiet=as_json)
     import torch
 
     from diffprune.evaluate.answers import answers_file, write_sheet
@@ -136,11 +150,14 @@ def command(
     print_table(
         [row for row in rows if "task" in row and row["method"] in ("full", "blind")],
         ["method", "task", "score", "score_raw", "chance"],
+        wide=wide,
     )
+    print()
     print_table(
         [row for row in rows if "retention" in row],
         ["method", "keep", "retention", "retention_std", "ci95", "n_seeds", "unchanged"]
         + (["lead", "lead_ci95"] if versus else []),
+        wide=wide,
     )
     nothing = [task for task, score in answers[0].score.items() if score == 0]
     if nothing:
