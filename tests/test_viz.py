@@ -118,7 +118,7 @@ def test_the_model_and_its_method_go_to_the_device_asked_for(
     places: list[tuple[str, object]] = []
     monkeypatch.setattr(type(vlm.base), "to", lambda self, where: places.append(("base", where)))
     monkeypatch.setattr(type(vlm.method), "to", lambda self, where: places.append(("method", where)))
-    monkeypatch.setattr(PrunedVLM, "from_pretrained", lambda pruner, keep: vlm)
+    monkeypatch.setattr(PrunedVLM, "from_pretrained", lambda pruner, keep, method: vlm)
     assert load_vlm(str(tmp_path), keep="4", device="warp") is vlm
     assert places == [("base", "warp"), ("method", "warp")]
 
