@@ -26,7 +26,7 @@ EXTRAS: dict[str, Extra] = {  # each is used by something: a test looks for it
 OPTIONAL: dict[str, str] = {
     "torchvision": "the stock processors as they are; without it pictures go through Pillow, and videos are left out",
     "bitsandbytes": "bases in 4 or 8 bits",
-    "torchao": "bases in 4 or 8 bits",
+    "torchao": "bases in 8 bits",
     "peft": "bases with a LoRA",
 }
 
