@@ -26,6 +26,7 @@ from diffprune.methods.options import split_methods
 from diffprune.registry import METHODS
 from diffprune.results import read_results, source_commit, write_results
 from diffprune.types import parse_budgets
+from diffprune_lab import join
 from diffprune_lab.scenes.source import ScenesQuestions
 from diffprune_lab.scenes.tasks import TASKS, build_task
 
@@ -82,6 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="results file; answers are kept beside it")
     parser.add_argument("--commit", help="commit to name in the file, where there is no git checkout")
     options = parser.parse_args(arguments)
+    join()  # where the packages are not installed
     if options.list is not None:
         print("\n".join(grid() if options.list == "grid" else rivals()))
         return
