@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from diffprune.evaluate.answers import read_sheet, write_sheet
+from diffprune.evaluate.encoded import encode_questions
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.runner import Measurement, answer, choose, encode_questions, evaluate, make_sheet
+from diffprune.evaluate.runner import Measurement, answer, choose, evaluate
+from diffprune.evaluate.scoring import make_sheet
 from diffprune.methods.base import NEEDS
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
@@ -77,11 +79,6 @@ def test_a_picture_is_encoded_once_for_all_methods_budgets_and_questions(monkeyp
     assert sum(encoded) == len(PICTURES) == len(questions.images)
 
 
-def test_several_pictures_of_a_prompt_are_refused_where_the_family_encodes_them_otherwise() -> None:
-    with pytest.raises(ValueError, match="the llava_onevision family encodes several pictures of a prompt otherwise"):
-        encode_questions(pruned("llava_onevision"), MEMORY.build(["words"], count=4))
-
-
 def test_questions_of_text_alone_are_answered_too() -> None:
     vlm = pruned("llava")
     task = MEMORY.build(["words"], count=4).tasks[0]
@@ -128,7 +125,7 @@ def test_rows_are_scored_by_task_and_kept_with_their_questions(tmp_path) -> None
         assert row["retention"] == pytest.approx(100.0) and row["unchanged"] == 1.0
     # A picture has 16 tokens in the first layer and 4 in the two others; five prompts have one, two have two.
     assert [one.average for one in answers] == [None, None, None, (16 + 4 + 4) / 3 * (5 + 2 * 2) / 8]
-    write_sheet(tmp_path / "answers.json", make_sheet(encoded, answers))
+    write_sheet(tmp_path / "answers.json", make_sheet(encoded.questions, answers))
     again = read_sheet(tmp_path / "answers.json")
     assert [question["prompt"] for question in again.questions] == encoded.prompts
     assert [one.average for one in again.answers] == [one.average for one in answers]

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from diffprune.evaluate import metrics
 from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.runner import EncodedQuestions, Measurement, choose
+from diffprune.evaluate.encoded import EncodedQuestions
+from diffprune.evaluate.runner import Measurement, choose
 from diffprune.evaluate.task import Question
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes import pack, render

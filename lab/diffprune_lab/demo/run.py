@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from diffprune.config import Recipe, recipe_values
+from diffprune.evaluate.encoded import Progress, encode_questions
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.runner import Measurement, Progress, encode_questions, evaluate
+from diffprune.evaluate.runner import Measurement, evaluate
 from diffprune.loading import load_base
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM

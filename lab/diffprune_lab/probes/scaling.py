@@ -21,16 +21,11 @@ import torch
 from diffprune.atomic import write_text
 from diffprune.config import RunConfig, make_config
 from diffprune.evaluate.answers import SUFFIX, Sheet, read_sheet, write_sheet
+from diffprune.evaluate.encoded import EncodedQuestions, Progress, encode_questions
 from diffprune.evaluate.join import choose_runs, join_sheets
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.runner import (
-    EncodedQuestions,
-    Measurement,
-    Progress,
-    encode_questions,
-    evaluate,
-    make_sheet,
-)
+from diffprune.evaluate.runner import Measurement, evaluate
+from diffprune.evaluate.scoring import make_sheet
 from diffprune.loading import load_base
 from diffprune.methods.base import NEEDS, Pruner
 from diffprune.methods.options import FORM, parse_method, require_weights
@@ -232,7 +227,7 @@ class ModelBench:
         answers = evaluate(
             self.vlm, self.questions, planned, batch_size=self.settings.answer_batch, progress=self.progress
         )
-        return make_sheet(self.questions, answers)
+        return make_sheet(self.questions.questions, answers)
 
 
 def find_model(backbone: str, weights: Path | None, work: Path, *, tiny: bool) -> Path:

@@ -20,17 +20,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
+from diffprune.evaluate.encoded import EncodedQuestions, encode_questions
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.runner import (
-    EncodedQuestions,
-    Measurement,
-    answer,
-    encode_questions,
-    evaluate,
-    make_sheet,
-    score_answers,
-    visual_average,
-)
+from diffprune.evaluate.runner import Measurement, Run, answer, evaluate
+from diffprune.evaluate.scoring import make_sheet, score_answers
 from diffprune.methods.base import NEEDS, Card, LayerPruner, ScoringPruner
 from diffprune.methods.options import parse_method
 from diffprune.model import PrunedVLM
@@ -168,7 +161,7 @@ def ask(given: argparse.Namespace) -> Sheet:
         answers.append(last)
         mean = statistics.fmean(last.score.values())
         print(f"{run.method} {run.keep} {mean:.1f} in {last.seconds:.1f} s", flush=True)
-    return make_sheet(encoded, answers)
+    return make_sheet(encoded.questions, answers)
 
 
 def _measure(vlm: PrunedVLM, encoded: EncodedQuestions, run: Measurement, batch_size: int) -> Answers:
@@ -176,9 +169,10 @@ def _measure(vlm: PrunedVLM, encoded: EncodedQuestions, run: Measurement, batch_
     pruned = vlm.with_method(run.pruner, keep=run.keep)
     start = time.perf_counter()
     said = answer(pruned, encoded, keep=run.keep, blind=run.blind, batch_size=batch_size)
-    num_visual = encoded.tokens.counts.tolist()
-    average = visual_average(pruned, [tuple(num_visual[row] for row in rows) for rows in encoded.rows])
-    return score_answers(encoded, run, said, seconds=time.perf_counter() - start, average=average)
+    held = Run(run, pruned, view=encoded).averages(range(len(said)))
+    return score_answers(
+        encoded.tasks, run, said, seconds=time.perf_counter() - start, values={} if None in held else {"average": held}
+    )
 
 
 def _seeds(given: argparse.Namespace) -> list[int]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from PIL import Image
+
 from diffprune.backbones.base import Batch
 from diffprune.backbones.processors import pixel_seed
 from diffprune.evaluate.pictures import EncodedPictures
@@ -51,6 +53,15 @@ class ScarceQuestions(Questions):
 
     def encode(self, vlm: PrunedVLM, images: Sequence[Scene], needs: frozenset[str]) -> EncodedPictures:
         return encode_scenes(vlm, images, needs)
+
+    def open(self, images: Sequence[Scene]) -> list[Image.Image]:
+        return [Image.fromarray(to_bytes(picture)) for picture in render(pack(images))[0]]
+
+    def sizes_of(self, images: Sequence[Scene]) -> list[tuple[int, int]]:
+        return [(PICTURE, PICTURE)] * len(images)
+
+    def identity(self, image: Scene) -> str:
+        return repr(image)
 
     def oracle(self, images: Sequence[Scene], seeds: Sequence[int]) -> Oracle:
         return Oracle.of(seeds, images)

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from PIL import Image
+
 from diffprune.evaluate.pictures import EncodedPictures
 from diffprune.evaluate.sources import Questions
 from diffprune.model import PrunedVLM
-from diffprune_lab.scenes.encode import encode_scenes, own_sizes
+from diffprune_lab.scenes.encode import encode_scenes, own_sizes, scene_images
 from diffprune_lab.scenes.oracle import Oracle
-from diffprune_lab.scenes.sizes import require_sizes
+from diffprune_lab.scenes.sizes import picture_size, require_sizes
 from diffprune_lab.scenes.tasks import TASKS, build_task
 from diffprune_lab.scenes.world import SPLITS, Scene
 
@@ -33,6 +35,15 @@ class ScenesQuestions(Questions):
 
     def encode(self, vlm: PrunedVLM, images: Sequence[Scene], needs: frozenset[str]) -> EncodedPictures:
         return encode_scenes(vlm, images, needs, sizes=self.sizes)
+
+    def open(self, images: Sequence[Scene]) -> list[Image.Image]:
+        return scene_images(images, self.sizes)
+
+    def sizes_of(self, images: Sequence[Scene]) -> list[tuple[int, int]]:
+        return [(width, height) for height, width in (picture_size(scene, self.sizes) for scene in images)]
+
+    def identity(self, image: Scene) -> str:
+        return f"{image!r} {self.sizes}"
 
     def oracle(self, images: Sequence[Scene], seeds: Sequence[int]) -> Oracle:
         return Oracle.of(zip(seeds, images, strict=True), self.sizes)

@@ -7,17 +7,10 @@ import pytest
 import torch
 
 from diffprune.evaluate.answers import read_sheet, write_sheet
+from diffprune.evaluate.encoded import EncodedQuestions, encode_questions
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.runner import (
-    EncodedQuestions,
-    Measurement,
-    answer,
-    choose,
-    encode_questions,
-    evaluate,
-    make_sheet,
-    score_answers,
-)
+from diffprune.evaluate.runner import Measurement, answer, choose, evaluate
+from diffprune.evaluate.scoring import make_sheet, score_answers
 from diffprune.evaluate.sources import find_tasks
 from diffprune.evaluate.throttled import Throttle
 from diffprune.methods.options import build_method
@@ -181,7 +174,7 @@ def test_a_model_that_has_nothing_right_gets_no_summary() -> None:
 def test_answers_are_kept_beside_their_questions(encoded: EncodedQuestions, tmp_path) -> None:
     vlm = tiny_scenes.pruned()
     said = answer(vlm, encoded, keep=1.0, max_new_tokens=2)
-    scored = score_answers(encoded, Measurement("full", 1.0, 0, vlm.method), said)
+    scored = score_answers(encoded.tasks, Measurement("full", 1.0, 0, vlm.method), said)
     write_sheet(tmp_path / "answers.json", make_sheet(encoded, [scored]))
     kept = json.loads((tmp_path / "answers.json").read_text())
     assert [question["prompt"] for question in kept["questions"]] == encoded.prompts

@@ -3,15 +3,8 @@
 import pytest
 import torch
 
-from diffprune.evaluate.runner import (
-    EncodedQuestions,
-    Measurement,
-    answer,
-    choose,
-    encode_questions,
-    evaluate,
-    question_batches,
-)
+from diffprune.evaluate.encoded import EncodedQuestions, encode_questions, question_batches
+from diffprune.evaluate.runner import Measurement, answer, choose, evaluate
 from diffprune.evaluate.throttled import Throttle
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM

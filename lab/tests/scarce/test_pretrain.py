@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffprune.evaluate.runner import Measurement, encode_questions, evaluate
+from diffprune.evaluate.encoded import encode_questions
+from diffprune.evaluate.runner import Measurement, evaluate
 from diffprune.model import PrunedVLM
 from diffprune_lab.pretrain import passes as scenes_passes
 from diffprune_lab.pretrain import turns

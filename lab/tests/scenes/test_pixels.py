@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from diffprune.evaluate.encoded import encode_questions
 from diffprune.evaluate.pictures import ANY_QUESTION, placeholder_ids
-from diffprune.evaluate.runner import answer, encode_questions
+from diffprune.evaluate.runner import answer
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes import make_scene
 from diffprune_lab.scenes.captions import INSTRUCTION, caption_batch

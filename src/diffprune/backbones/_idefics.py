@@ -6,7 +6,7 @@ stay, tiles are pruned: even a tile that keeps nothing leaves its name. All have
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from diffprune.backbones._clip import layer_attention
 from diffprune.backbones._tiled import num_tiles, stacked_tiles, tile_grids
 from diffprune.backbones.base import Backbone, with_needs
 from diffprune.backbones.features import Layout
+from diffprune.backbones.forms import Form
 from diffprune.backbones.prompts import Batch
 from diffprune.types import Grid, VisualTokens
 
@@ -95,18 +96,30 @@ class ShuffledTiles(Backbone):
 
     def tile_grid(self, size: tuple[int, int]) -> Grid:
         """(rows, columns) of a picture's tiles: scaled to the longest edge, then up to whole tiles."""
+        return self._tile_grid(size, self.processor.image_processor.size["longest_edge"])
+
+    def _tile_grid(self, size: tuple[int, int], longest: int) -> Grid:
         processor = self.processor.image_processor
         if not processor.do_image_splitting:
             return 1, 1
         width, height = size
         if processor.do_resize:
-            width, height = _scaled(width, height, processor.size["longest_edge"])
+            width, height = _scaled(width, height, longest)
         tile = processor.max_image_size["longest_edge"]
         if width >= height:
             columns = math.ceil(width / tile)
             return math.ceil(int(columns * tile / (width / height)) / tile), columns
         rows = math.ceil(height / tile)
         return rows, math.ceil(int(rows * tile * (width / height)) / tile)
+
+    def forms(self, size: tuple[int, int], *, alone: bool = True) -> Iterator[Form]:
+        """A shorter longest edge: every picture is scaled to it, up or down, before it is cut."""
+        processor = self.processor.image_processor
+        longest, tile = processor.size["longest_edge"], processor.max_image_size["longest_edge"]
+        kind = type(processor.size)
+        for edge in [longest, *range((longest - 1) // tile * tile, 0, -tile)]:
+            tiles = num_tiles(self._tile_grid(size, edge))
+            yield Form(size, tiles * self.processor.image_seq_len, ("size", kind(longest_edge=edge)))
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:

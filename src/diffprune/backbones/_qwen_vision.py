@@ -4,7 +4,8 @@ The tower's forward ends with the merger on every group. Here its own parts are 
 merger runs on kept groups alone. P counts patches over all images, group after group in raster order; W is their width.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 from diffprune.backbones._clip import grid_boxes
 from diffprune.backbones.base import Backbone, with_needs
 from diffprune.backbones.features import Layout
+from diffprune.backbones.forms import Form, smaller_sizes
 from diffprune.backbones.processors import Picture, by_size, normalise
 from diffprune.backbones.prompts import Batch
 from diffprune.nn import BlockSpec
@@ -186,11 +188,20 @@ class QwenVL(Backbone):
         placeholders = [time * rows * columns // self.group for time, rows, columns in grid]
         return Layout(placeholders, [(columns * patch, rows * patch) for _, rows, columns in grid])
 
-    def keeps_size(self, size: tuple[int, int]) -> bool:
+    def scaled(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) to which the processor scales a picture of (width, height)."""
         processor, (width, height) = self.processor.image_processor, size
         limits, factor = dict(processor.size), processor.patch_size * processor.merge_size
         pixels = {"min_pixels": limits["shortest_edge"], "max_pixels": limits["longest_edge"]}
-        return tuple(smart_resize(height, width, factor=factor, **pixels)) == (height, width)
+        height, width = smart_resize(height, width, factor=factor, **pixels)
+        return height, width
+
+    def keeps_size(self, size: tuple[int, int]) -> bool:
+        return self.scaled(size) == size[::-1]
+
+    def forms(self, size: tuple[int, int], *, alone: bool = True) -> Iterator[Form]:
+        factor = self.processor.image_processor.patch_size * self.processor.image_processor.merge_size
+        return smaller_sizes(size, lambda size: math.prod(self.scaled(size)) // factor**2)
 
     def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
         """Patches, group after group."""

@@ -5,7 +5,7 @@ nothing and subclasses nothing, so the model stays what it was.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from diffprune.backbones import splice
 from diffprune.backbones._presets import Preset
 from diffprune.backbones.asking import Asking
+from diffprune.backbones.forms import Form
 from diffprune.backbones.processors import Picture
 from diffprune.backbones.prompts import IGNORE, Batch, behind_prompt
 from diffprune.backbones.windows import refuse_beyond_window
@@ -168,9 +169,25 @@ class Backbone(Asking, ABC):
         """Whether the processor leaves a picture of (width, height) as large as it is and `pixel_features` serves."""
         return False
 
+    def forms(self, size: tuple[int, int], *, alone: bool = True) -> Iterator[Form]:
+        """Forms of a picture of (width, height), the largest first; none where a family has one size for all.
+
+        Args:
+            alone: Whether it is the only picture of its prompt.
+        """
+        return iter(())
+
     def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
         """What the processor would give for such pictures beside the ids of a prompt, made on their device."""
         raise AssertionError(f"{self.family} keeps the size of no picture")
+
+    def written(self, prompt: str) -> str:
+        """The prompt as it is put into ids, its placeholders not yet counted out."""
+        return prompt
+
+    def prompt_features(self, ids: Int[Tensor, "B T"]) -> dict[str, Tensor]:
+        """What the processor gives beside the ids of a prompt for each of them, where the model must be told it."""
+        return {}
 
     # ------------------------------------------------------------------------------------- splice
 

@@ -4,7 +4,7 @@ Tiles stand in the prompt one after the other, row by row of the picture, the ov
 none). All have side x side tokens, so `grid` is (tiles * side, side): the tiles one below the other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from diffprune.backbones._tiled import num_tiles, stacked_tiles, tile_grids
 from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Preset, with_needs
 from diffprune.backbones.features import Layout
+from diffprune.backbones.forms import Form
 from diffprune.backbones.prompts import Batch
 from diffprune.registry import BACKBONES
 from diffprune.types import Grid, VisualTokens
@@ -77,7 +78,17 @@ class InternVL(TowerBackbone):
 
     def tile_grid(self, size: tuple[int, int]) -> Grid:
         """(rows, columns) of a picture's tiles, by the image processor's rule."""
+        return self._tile_grid(size, self.processor.image_processor.max_patches)
+
+    def _tile_grid(self, size: tuple[int, int], most: int) -> Grid:
         processor = self.processor.image_processor
         tile = (processor.size["height"], processor.size["width"])
-        columns, rows = get_optimal_tiled_canvas((size[1], size[0]), tile, processor.min_patches, processor.max_patches)
+        columns, rows = get_optimal_tiled_canvas((size[1], size[0]), tile, processor.min_patches, most)
         return rows, columns
+
+    def forms(self, size: tuple[int, int], *, alone: bool = True) -> Iterator[Form]:
+        """Fewer tiles at the most: of a picture's shape alone depends how many it is cut into."""
+        processor = self.processor.image_processor
+        for most in range(processor.max_patches, processor.min_patches - 1, -1):
+            tiles = num_tiles(self._tile_grid(size, most))
+            yield Form(size, tiles * self.processor.image_seq_length, ("max_patches", most))

@@ -6,7 +6,7 @@ away, a newline token behind each row. N counts the tokens of overview and large
 slots. `grid` is (rows, columns) of the large view: the tokens after the first side x side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from diffprune.backbones._presets import clip_and_llama
 from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Preset, with_needs
 from diffprune.backbones.features import Layout
+from diffprune.backbones.forms import Form, smaller_sizes
 from diffprune.backbones.processors import Picture, by_size, normalise, resize
 from diffprune.backbones.prompts import Batch
 from diffprune.ops import pad_rows
@@ -140,6 +141,13 @@ class LlavaNext(TowerBackbone):
         vision = config.vision_config
         side = vision.image_size // vision.patch_size
         return num_tiles_of(size, config.image_grid_pinpoints, vision.image_size) * side**2
+
+    def forms(self, size: tuple[int, int], *, alone: bool = True) -> Iterator[Form]:
+        def count(size: tuple[int, int]) -> int:
+            view = unpadded(size, self.config.image_grid_pinpoints, self.config.vision_config.image_size, self.side)
+            return self.side**2 + view.rows * view.columns
+
+        return smaller_sizes(size, count)
 
     def keeps_size(self, size: tuple[int, int]) -> bool:
         """Whether a picture is cut into whole tiles as it is; the overview is always made smaller."""

@@ -7,7 +7,7 @@ several pictures in one prompt each is one square tile, padded.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from diffprune.backbones._anyres import View, joined_boxes, real_tiles, sizes_of
 from diffprune.backbones._tower import TowerBackbone
 from diffprune.backbones.base import Preset, with_needs
 from diffprune.backbones.features import Layout
+from diffprune.backbones.forms import Form, smaller_sizes
 from diffprune.backbones.prompts import Batch
 from diffprune.nn import BlockSpec
 from diffprune.ops import pad_rows
@@ -133,6 +134,17 @@ class LlavaOnevision(TowerBackbone):
         if ratio <= 1.1:
             return view
         return View(rows=int(view.rows // ratio), columns=int(view.columns // ratio), x=view.x, y=view.y)
+
+    def forms(self, size: tuple[int, int], *, alone: bool = True) -> Iterator[Form]:
+        """One of several pictures of a prompt is always one tile."""
+        if not alone:
+            return iter([Form(size, self.side**2)])
+
+        def count(size: tuple[int, int]) -> int:
+            view = self.view(size)
+            return self.side**2 + view.rows * view.columns
+
+        return smaller_sizes(size, count)
 
     def boxes(self, size: tuple[int, int], view: View | None) -> Float[Tensor, "N 4"]:
         """Where each token looks; without a view the picture is centred in a square, with nothing to see beside it."""

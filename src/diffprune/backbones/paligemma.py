@@ -47,17 +47,21 @@ class PaliGemma(Backbone):
         lines = ["".join(part.get("text", "") for part in turn["content"]) for turn in talk.turns]
         return self._prompt("\n".join(lines), len(talk.pictures), chat=False)
 
+    def written(self, prompt: str) -> str:
+        """The text begins behind the last picture, and a line break ends it."""
+        before, found, after = prompt.rpartition(self.image_token)
+        return f"{before}{found}{self.tokenizer.bos_token}{after}\n"
+
+    def prompt_features(self, ids: Int[Tensor, "B T"]) -> dict[str, Tensor]:
+        return {"token_type_ids": torch.zeros_like(ids)}  # all of it is prefix
+
     def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:
         """Ids as the family's own processor makes them, also for prompts without a picture, which that one refuses."""
-        bos, image = self.tokenizer.bos_token, self.image_token
-        texts = []
-        for prompt in prompts:
-            before, found, after = prompt.rpartition(image)
-            expanded = (before + found).replace(image, image * self.processor.image_seq_length)
-            texts.append(f"{expanded}{bos}{after}\n")
+        image = self.image_token
+        texts = [self.written(prompt).replace(image, image * self.processor.image_seq_length) for prompt in prompts]
         text = self.tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
         features = {key: text[key] for key in ("input_ids", "attention_mask")}
-        features["token_type_ids"] = torch.zeros_like(features["input_ids"])
+        features |= self.prompt_features(features["input_ids"])
         flat = [picture for row in pictures for picture in row]
         if flat:
             features["pixel_values"] = self.processor.image_processor(images=flat, return_tensors="pt")["pixel_values"]

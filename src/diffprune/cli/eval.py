@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,10 @@ from diffprune.cli import (
     require_file,
 )
 from diffprune.methods.naming import check_names
+from diffprune.results import Row
+
+if TYPE_CHECKING:
+    from diffprune.evaluate.session import Outcome
 
 
 def command(
@@ -36,10 +40,14 @@ def command(
         typer.Option(
             help="Comma-separated; saved pruners go by their label (their method's name) and come along anyway, and "
             "diffprune-diverse beside diffprune, or the other way round, is measured with the same weights; "
-            f"`oracle` knows the boxes. {OPTIONS_HELP}"
+            f"`oracle` knows the boxes, `downscale` is a smaller picture before the full model. {OPTIONS_HELP}"
         ),
     ] = "full",
     keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "128,64,32",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your own questions instead of --tasks: a .jsonl or .parquet file, a row each."),
+    ] = None,
     tasks: Annotated[
         str, typer.Option(help="A source of tasks for all of them (scenes), or a comma-separated list.")
     ] = "scenes",
@@ -52,6 +60,10 @@ def command(
         typer.Option(help="Of the pictures: fixed (192 x 192), 384 or varying; empty takes the model's own, or fixed."),
     ] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds for methods that draw at random.")] = "0,1,2",
+    hard: Annotated[
+        bool,
+        typer.Option("--hard", help="Sum up once more over what the full model has right and `downscale` has wrong."),
+    ] = False,
     blind: Annotated[bool, typer.Option("--blind", help="Also ask without the picture (method `blind`).")] = False,
     throttled: Annotated[
         bool,
@@ -63,102 +75,114 @@ def command(
         str, typer.Option(help="A method whose lead over each other one is given, with a paired interval.")
     ] = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 64,
+    hold: Annotated[int, typer.Option(min=1, help="Pictures whose features are in memory at a time.")] = 512,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer in tokens; default: 8, and 32 with --data.")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(help="Answer a part, 0/4 to 3/4; `python -m diffprune.evaluate.join` puts parts together.")
+    ] = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget what was answered for --out before; default: go on with it.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Results file to write; answers are kept beside it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results file to write; answers are kept beside it, from the first batch on.")
+    ] = None,
     commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
     wide: Wide = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Measure what is left of a model's quality when tokens are dropped.
 
-    The ten scenes tasks are stand-ins: procedural pictures, each scored with the metric of the benchmark it is named
-    after. Retention is the mean over tasks of score / full model's score.
+    Asks your own questions (--data), or tasks that a package brings. The ten scenes tasks are stand-ins: procedural
+    pictures, each scored with the metric of the benchmark it is named after. Retention is the mean over tasks of score
+    / full model's score. A run that was killed goes on where it was when it is started again.
 
     \b
     Examples:
       diffprune eval --pruner none --tasks scenes
       diffprune eval --pruner runs/llava-k64 --methods full,diffprune,random --keep 128,64,32 --out results/x.json
+      diffprune eval --data q.parquet --pruner runs/llava-k64 --methods full,divprune,random --keep 64,0.1111
+      diffprune eval --model MODEL --data q.jsonl --methods random,downscale --keep 0.3333 --hard --out results/q.json
       diffprune eval --methods 'fastv,fastv[budget=average],holov[variant=paper]' --keep 224
       diffprune eval --pruner runs/a42,runs/a123,dedicated@64=runs/b64 --methods random --versus diffprune
     """
     labels = [one.partition("=")[0].partition("@")[0] for one in pruner.split(",") if "=" in one]
     check_names(methods, also=["oracle", "blind", "downscale", *labels])
     announce_loading(f"{model if pruner == 'none' else pruner}, {methods}, keep {keep}", quiet=as_json)
-    import torch
+    from diffprune.evaluate.session import Asked, Session
 
-    from diffprune.evaluate.answers import answers_file, write_sheet
-    from diffprune.evaluate.pruners import (
-        ORACLE,
-        load_pruners,
-        measurements,
-        needs_of,
-        origins_of,
-        parse_pruners,
-        parse_seeds,
-    )
-    from diffprune.evaluate.rows import quality_rows
-    from diffprune.evaluate.runner import Measurement, encode_questions, evaluate, make_sheet
-    from diffprune.evaluate.sources import find_tasks
-    from diffprune.methods.naming import split_methods
-    from diffprune.results import write_results
-    from diffprune.types import parse_budgets, require_distinct
-
-    source, names = find_tasks(tasks)
-    budgets, drawn, folders = parse_budgets(keep), parse_seeds(seeds) or [0], parse_pruners(pruner)
-    require_distinct([*budgets, *(one.keep for one in folders if one.keep is not None)])
     if out is not None:
         require_file(out)
-    where = choose_device(device)
-    asked = source.build(names, split=split, count=questions, sizes=sizes)
-    with progress_bars(quiet=as_json) as progress:
-        vlm, saved = load_pruners(folders, model, where, throttled=throttled, names=split_methods(methods))
-        wanted = list(dict.fromkeys([*split_methods(methods), *(one.label for one in saved)]))
-        needs = needs_of(wanted, saved)
-        if ORACLE in wanted:
-            asked.oracle((), ())  # a source without one raises now, not after its pictures are encoded
-        if versus and versus not in wanted:
-            raise ValueError(f"--versus {versus!r} is not among the methods measured; choose from {', '.join(wanted)}")
-        encoded = encode_questions(vlm, asked, needs=needs, batch_size=batch_size, progress=progress)
-        planned = [one for name in wanted for one in measurements(name, budgets, drawn, vlm, encoded, saved)]
-        if blind:
-            planned.append(Measurement("blind", 1.0, 0, vlm.method, blind=True))
-        answers = evaluate(vlm, encoded, planned, batch_size=batch_size, progress=progress)
-    sheet = make_sheet(encoded, answers)
-    rows = quality_rows(
-        answers,
-        answers[0],
-        versus=versus or None,
-        chance=sheet.chance,
-        notes=sheet.notes,
-        origins=origins_of(planned, saved),
+    settings = Asked(
+        pruner=pruner,
+        model=model,
+        methods=methods,
+        keep=keep,
+        data=data,
+        tasks=tasks,
+        split=split,
+        questions=questions,
+        sizes=sizes,
+        seeds=seeds,
+        hard=hard,
+        blind=blind,
+        throttled=throttled,
+        versus=versus,
+        batch_size=batch_size,
+        hold=hold,
+        max_new_tokens=max_new_tokens,
+        shard=shard,
+        fresh=fresh,
+        device=choose_device(device),
+        out=out,
+        commit=commit,
     )
-    if out is not None:
-        note = encoded.questions.note
-        write_results(
-            out,
-            name=out.stem,
-            rows=rows,
-            commit=commit,
-            device="cpu" if vlm.base.device.type == "cpu" and torch.cuda.is_available() else None,
-            seeds=list(dict.fromkeys([*drawn, *(one.seed for one in saved)])),
-            notes=f"{questions} scored questions a task, {split} split" + (f"; {note}" if note else ""),
-        )
-        write_sheet(answers_file(out), sheet)
+    session = Session(settings)
+    with progress_bars(quiet=as_json) as progress:
+        outcome = session.run(progress)
     if as_json:
-        print_json(rows)
+        print_json(outcome.rows)
         return
+    print_outcome(outcome, versus, wide=wide)
+
+
+def print_outcome(outcome: Outcome, versus: str, *, wide: bool) -> None:
+    """The tables of an evaluation, and what must be said beside them."""
+    from diffprune.evaluate.hard import HARD
+
+    rows = outcome.rows
     print_table(
         [row for row in rows if "task" in row and row["method"] in ("full", "blind")],
         ["method", "task", "score", "score_raw", "chance"],
         wide=wide,
     )
-    print()
-    print_table(
-        [row for row in rows if "retention" in row],
-        ["method", "keep", "retention", "retention_std", "ci95", "n_seeds", "unchanged"]
-        + (["lead", "lead_ci95"] if versus else []),
-        wide=wide,
-    )
-    nothing = [task for task, score in answers[0].score.items() if score == 0]
+    summaries = [_shown(row, versus) for row in rows if "retention" in row]
+    columns = ["method", "keep", "retention", "retention_std", "ci95", "n_seeds", "unchanged"]
+    columns += ["first_token_kl", "first_token_same", "num_kept", "num_hard", *_lead_columns(versus)]
+    for some in ([row for row in summaries if (row.get("tasks") == HARD) is hard] for hard in (False, True)):
+        if some:
+            print()
+            print_table(some, [column for column in columns if any(column in row for row in some)], wide=wide)
+    nothing = [task for task, score in outcome.answers[0].score.items() if score == 0]
     if nothing:
         print(f"The full model has nothing right on {', '.join(nothing)}: not in the retention.")
+    for sentence in outcome.sentences:
+        print(f"{sentence[0].upper()}{sentence[1:]}.")
+
+
+def _lead_columns(versus: str) -> list[str]:
+    return [f"lead of {versus} over it", "ci95 of the lead"] if versus else []
+
+
+def _shown(row: Row, versus: str) -> dict[str, Any]:
+    """A summary row as the table has it: all of the full model's tokens by number, and whose lead it is."""
+    shown = dict(row)
+    if "lead" in row:
+        shown |= dict(zip(_lead_columns(versus), (row["lead"], row["lead_ci95"]), strict=True))
+    if row["method"] == "full" and "num_kept" in row:
+        shown["keep"] = row["num_kept"]
+    if row.get("n_seeds", 1) < 2:
+        shown.pop("retention_std", None)
+    return shown

@@ -51,9 +51,9 @@ class Answers:
     right: dict[str, list[bool]] = field(default_factory=dict)
 
     @property
-    def more_keys(self) -> dict[str, float]:
+    def more_keys(self) -> dict[str, int | float]:
         """`average` and the means of `values` as a row has them: only what there is."""
-        found = {} if self.average is None else {"average": self.average}
+        found: dict[str, int | float] = {} if self.average is None else {"average": self.average}
         known = {name: [value for value in values if value is not None] for name, values in self.values.items()}
         return found | {name: _mean(name, values) for name, values in known.items() if values}
 
@@ -62,13 +62,13 @@ class Answers:
         return self.right.get(task) or [unit >= 50.0 for unit in self.units[task]]
 
 
-def mean_keys(same: Sequence[Answers]) -> dict[str, float]:
+def mean_keys(same: Sequence[Answers]) -> dict[str, int | float]:
     """`more_keys` of one method at one budget, each averaged over the runs."""
     found = [one.more_keys for one in same]
     return {key: _mean(key, [keys[key] for keys in found]) for key in found[0]}
 
 
-def _mean(name: str, values: Sequence[float]) -> float:
+def _mean(name: str, values: Sequence[int | float]) -> int | float:
     mean = statistics.fmean(values)
     return int(mean) if name == NUM_KEPT and mean.is_integer() else mean
 

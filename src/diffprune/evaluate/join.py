@@ -9,11 +9,13 @@ import argparse
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
 from diffprune.evaluate.rows import ORIGIN_KEYS, Origins, Place, place_of, quality_rows
+from diffprune.evaluate.shards import whole_sheets
 from diffprune.methods.options import split_methods
 from diffprune.results import Results, read_results, write_results
 from diffprune.types import Budget
@@ -56,7 +58,8 @@ def join_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[Sheet, i
                 )
             seen[one.entry] = name
             answers.append(one)
-    return Sheet(first.questions, first.chance, answers, notes=first.notes), len(differ)
+    made_by = first.made_by if len(sheets) == 1 else {}  # of several runs together nothing can be said
+    return replace(first, answers=answers, made_by=made_by), len(differ)
 
 
 def choose_runs(
@@ -107,7 +110,7 @@ def join_files(
             come from the first part's. Without it they are refused.
     """
     parts = [read_results(path) for path in paths]
-    sheets = [read_sheet(answers_file(path)) for path in paths]
+    sheets, firsts = whole_sheets([read_sheet(answers_file(path)) for path in paths], [str(path) for path in paths])
     for key in ("commit", "device"):
         values = dict.fromkeys(getattr(part, key) for part in parts)
         if len(values) > 1 and not mixed:
@@ -115,9 +118,9 @@ def join_files(
                 f"the runs come from more than one {key} ({', '.join(values)}); measure them anew together, "
                 "or add --mixed"
             )
+    parts, paths = [parts[place] for place in firsts], [paths[place] for place in firsts]
     joined, differ = join_sheets(sheets, [str(path) for path in paths])
-    chosen = choose_runs(joined.answers, methods, budgets, without)
-    sheet = Sheet(joined.questions, joined.chance, chosen, notes=joined.notes)
+    sheet = replace(joined, answers=choose_runs(joined.answers, methods, budgets, without))
     if versus is not None and versus not in {one.entry.method for one in sheet.answers}:
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
     own_notes = dict.fromkeys(part.notes for part in parts if part.notes)

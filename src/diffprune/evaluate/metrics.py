@@ -115,16 +115,22 @@ def vqa_accuracy(output: str, answers: Sequence[str], normalization: str = "vqa"
 # Letters -------------------------------------------------------------------------------------------------------------
 
 
-def parse_letter(output: str) -> str | None:
+def parse_letter(output: str, options: int = 4) -> str | None:
     """The letter an output chooses, as in "B", "B.", "(B) red" or "The answer is B"; None where it chooses none."""
-    found = re.match(r"\(?([A-D])(?![a-zA-Z'])", output.strip()) or re.search(r"answer is:? \(?([A-D])\b", output)
+    letter = f"([A-{chr(ord('A') + options - 1)}])"
+    found = re.match(rf"\(?{letter}(?![a-zA-Z'])", output.strip()) or re.search(rf"answer is:? \(?{letter}\b", output)
     return found.group(1) if found else None
 
 
-def choice_accuracy(outputs: Sequence[str], letters: Sequence[str]) -> Scored:
-    """The share of right letters (ScienceQA, SEED)."""
-    _check(outputs, letters)
-    return mean([100.0 * (parse_letter(output) == letter) for output, letter in zip(outputs, letters, strict=True)])
+def choice_accuracy(outputs: Sequence[str], letters: Sequence[str], options: Sequence[int] | None = None) -> Scored:
+    """The share of right letters (ScienceQA, SEED).
+
+    Args:
+        options: How many there are to each question; default: four.
+    """
+    given = [4] * len(outputs) if options is None else options
+    _check(outputs, letters, given)
+    return mean([100.0 * (parse_letter(o, n) == a) for o, a, n in zip(outputs, letters, given, strict=True)])
 
 
 def circular_accuracy(outputs: Sequence[str], letters: Sequence[str], groups: Sequence[Hashable]) -> Scored:

@@ -11,11 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from diffprune.backbones.pictures import join_tokens
-from diffprune.backbones.prompts import Batch
+from diffprune.backbones.prompts import Batch, has_template
 from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens
 
 Ids = tuple[int, ...]
+Turns = Sequence[tuple[str, str]]  # questions and answers that come before a prompt
 
 ANY_QUESTION = "What is it?"
 
@@ -33,6 +34,15 @@ class EncodedPictures:
     placeholders: tuple[Ids, ...]
     features: dict[str, Tensor]
 
+    def take(self, rows: Sequence[int]) -> "EncodedPictures":
+        """Some of the pictures, in the order given."""
+        index = list(rows)
+        return EncodedPictures(
+            self.tokens.take(index),
+            tuple(self.placeholders[row] for row in index),
+            {key: value[index] for key, value in self.features.items()},
+        )
+
     @classmethod
     def join(cls, parts: Sequence["EncodedPictures"]) -> "EncodedPictures":
         """Several batches as one, all padded to the most tokens a picture has."""
@@ -43,17 +53,27 @@ class EncodedPictures:
         )
 
 
-def encode_images(vlm: PrunedVLM, images: Sequence[Any], needs: frozenset[str] = frozenset()) -> EncodedPictures:
+def encode_images(
+    vlm: PrunedVLM, images: Sequence[Any], needs: frozenset[str] = frozenset(), *, together: bool = False
+) -> EncodedPictures:
     """Pictures encoded through the model's own processor.
 
     Args:
         images: Paths, pictures of PIL or arrays of bytes.
         needs: Of the methods to come, without `MADE_LATER`.
+        together: As pictures that are not alone in their prompt, where `is_encoded_apart` says that these differ.
     """
     backbone = vlm.backbone
-    batch = vlm.prepare(list(images), [ANY_QUESTION] * len(images))
-    features = {key: batch.features[key] for key in backbone.picture_features}
-    return EncodedPictures(backbone.encode(batch, needs), placeholder_ids(vlm, batch), features)
+    if together:
+        shown = list(images) * (2 if len(images) == 1 else 1)  # one would be alone
+        batch = vlm.prepare([shown], [ANY_QUESTION])
+        tokens = backbone.encode(batch, needs).take(range(len(images)))
+        placeholders = tuple((backbone.image_token_id,) * length for length in num_placeholders(tokens))
+    else:
+        batch = vlm.prepare(list(images), [ANY_QUESTION] * len(images))
+        tokens, placeholders = backbone.encode(batch, needs), placeholder_ids(vlm, batch)
+    features = {key: batch.features[key][: len(images)] for key in backbone.picture_features}
+    return EncodedPictures(tokens, placeholders, features)
 
 
 def placeholder_ids(vlm: PrunedVLM, batch: Batch) -> tuple[Ids, ...]:
@@ -76,16 +96,12 @@ def placeholder_ids(vlm: PrunedVLM, batch: Batch) -> tuple[Ids, ...]:
     return tuple(found)
 
 
-def require_several(vlm: PrunedVLM) -> None:
-    """A `ValueError` where a family encodes several pictures of one prompt otherwise than each by itself."""
+def is_encoded_apart(vlm: PrunedVLM) -> bool:
+    """Whether a family encodes several pictures of one prompt otherwise than each by itself."""
     image = Image.new("RGB", (96, 64))
     one, two = (vlm.prepare([[image] * count], [ANY_QUESTION]) for count in (1, 2))
     (ids,) = prompt_ids(vlm, [ANY_QUESTION], [placeholder_ids(vlm, one) * 2])
-    if list(ids) != two.features["input_ids"][0].tolist():
-        raise ValueError(
-            f"the {vlm.backbone.family} family encodes several pictures of a prompt otherwise than one; ask about one "
-            "picture a prompt, or choose a model of another family"
-        )
+    return list(ids) != two.features["input_ids"][0].tolist()
 
 
 def num_placeholders(tokens: VisualTokens) -> list[int]:
@@ -95,25 +111,50 @@ def num_placeholders(tokens: VisualTokens) -> list[int]:
     return [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
 
 
-def prompt_ids(vlm: PrunedVLM, prompts: Sequence[str], placeholders: Sequence[Sequence[Ids]]) -> tuple[Ids, ...]:
+def prompt_ids(
+    vlm: PrunedVLM,
+    prompts: Sequence[str],
+    placeholders: Sequence[Sequence[Ids]],
+    turns: Sequence[Turns] | None = None,
+) -> tuple[Ids, ...]:
     """Prompts as the model reads them.
 
     Args:
         placeholders: For each prompt the ids that stand for each of its pictures.
+        turns: For each prompt the questions and answers that come before it.
     """
     backbone = vlm.backbone
     texts = [
-        backbone._prompt(prompt, len(pictures), chat=True)
-        for prompt, pictures in zip(prompts, placeholders, strict=True)
+        backbone.written(_prompt_text(vlm, prompt, len(pictures), before))
+        for prompt, pictures, before in zip(prompts, placeholders, turns or [()] * len(prompts), strict=True)
     ]
     found = []
-    for ids, pictures in zip(backbone.tokenizer(texts)["input_ids"], placeholders, strict=True):
+    for ids, pictures in zip(backbone.tokenizer(texts)["input_ids"] if texts else [], placeholders, strict=True):
         remaining = iter(pictures)
         filled: list[int] = []
         for token in ids:
             filled += next(remaining) if token == backbone.image_token_id else (token,)
         found.append(tuple(filled))
     return tuple(found)
+
+
+def _prompt_text(vlm: PrunedVLM, prompt: str, num_images: int, before: Turns) -> str:
+    """A prompt with its placeholders, in the chat template."""
+    backbone = vlm.backbone
+    if not before:
+        return backbone._prompt(prompt, num_images, chat=True)
+    if not has_template(vlm.processor):
+        raise ValueError(
+            f"{backbone.family} has no chat template, so a question after {len(before)} turns cannot be laid out; "
+            "leave `turns` out, or choose a model of another family"
+        )
+    said = [text for turn in before for text in turn]
+    messages = [
+        {"role": ("user", "assistant")[place % 2], "content": [{"type": "text", "text": text}]}
+        for place, text in enumerate([*said, prompt])
+    ]
+    messages[0]["content"] = [{"type": "image"}] * num_images + messages[0]["content"]
+    return vlm.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
 def pad_left(ids: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, "B T"]]:

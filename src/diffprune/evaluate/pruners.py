@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.config import Recipe, RunConfig, is_diffprune, recipe_values
+from diffprune.evaluate.answers import Entry
+from diffprune.evaluate.downscale import DOWNSCALE, require_forms
 from diffprune.evaluate.rows import Origins, place_of
-from diffprune.evaluate.runner import EncodedQuestions, Measurement
+from diffprune.evaluate.runner import Measurement
 from diffprune.evaluate.throttled import Throttle, load_throttled, run_config
 from diffprune.loading import load_base
 from diffprune.methods.base import NEEDS, Pruner
@@ -148,7 +150,7 @@ def origin_of(vlm: PrunedVLM, run: RunConfig | None) -> dict[str, str]:
     return {"recipe": recipe or "default", "choice": choice_of(vlm.method)}
 
 
-def origins_of(planned: Sequence[Measurement], saved: Sequence[SavedPruner]) -> Origins:
+def origins_of(planned: Sequence[Entry], saved: Sequence[SavedPruner]) -> Origins:
     """Of every measurement of a saved pruner what its rows say of where it comes from."""
     known = {(one.label, one.seed): one.origin for one in saved}
     return {place_of(one): known[one.method, one.seed] for one in planned if (one.method, one.seed) in known}
@@ -158,7 +160,7 @@ def needs_of(names: Sequence[str], saved: Sequence[SavedPruner]) -> frozenset[st
     """What the methods need of the encoder; an error where one is not known or has no weights."""
     needs = frozenset[str]().union(*(one.pruner.needs for one in saved))
     for name in names:
-        if name != ORACLE and name not in {one.label for one in saved}:
+        if name not in (ORACLE, DOWNSCALE) and name not in {one.label for one in saved}:
             named = parse_method(name)
             require_weights(named.name)
             needs |= named.build().needs  # options may change them
@@ -170,7 +172,6 @@ def measurements(
     budgets: Sequence[int | float],
     seeds: Sequence[int],
     vlm: PrunedVLM,
-    encoded: EncodedQuestions,
     saved: Sequence[SavedPruner],
 ) -> list[Measurement]:
     """A method at every budget; one that draws at random or was trained more than once, with every seed."""
@@ -184,7 +185,10 @@ def measurements(
             for keep in (budgets if one.keep is None else [one.keep])
         ]
     if name == ORACLE:
-        return [Measurement(name, keep, 0, encoded.oracle()) for keep in budgets]
+        return [Measurement(name, keep, 0, vlm.method, oracle=True) for keep in budgets]
+    if name == DOWNSCALE:
+        require_forms(vlm)
+        return [Measurement(name, keep, 0, vlm.method, shrunk=True) for keep in budgets]
     named = parse_method(name)
     draws = "seed" in {field.name for field in dataclasses.fields(named.kind.Options)}
     drawn = [named.options["seed"]] if "seed" in named.options else seeds if draws else [0]

@@ -1,185 +1,64 @@
 """Answer questions by the deployed path (encode, choose, drop, generate) with every method and budget, and score them.
 
 Pictures are encoded once and asked about many times; every method and budget answers the same questions. Pictures may
-differ in size, and then in their number of tokens; a prompt has one, several or none.
+differ in size, and then in their number of tokens; a prompt has one, several or none. What does not fit into memory is
+taken part by part, and what was answered is written down batch by batch.
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.backbones.base import with_needs
 from diffprune.backbones.pictures import MADE_LATER, join_rows
 from diffprune.backbones.prompts import Batch
-from diffprune.evaluate.answers import Answers, Entry, Sheet
-from diffprune.evaluate.pictures import (
-    EncodedPictures,
-    Ids,
-    pad_left,
-    prompt_ids,
-    require_several,
+from diffprune.evaluate.answers import NUM_KEPT, Answers, Entry
+from diffprune.evaluate.downscale import shrunk_questions
+from diffprune.evaluate.encoded import (
+    EncodedQuestions,
+    Progress,
+    PromptBatches,
+    all_asked,
+    encode_questions,
+    parts_of,
+    prompt_batch,
+    question_batches,
+    question_order,
 )
+from diffprune.evaluate.journal import Journal, Reply
+from diffprune.evaluate.scoring import score_answers
 from diffprune.evaluate.sources import Questions
-from diffprune.evaluate.task import Question, Task
 from diffprune.evaluate.throttled import Throttle
 from diffprune.methods.base import Pruner, take
 from diffprune.model import PrunedVLM
 from diffprune.restriction import restrict
 from diffprune.types import LMInputs, VisualTokens
 
-Progress = Callable[[str, int, int], None]  # stage, how much of it is done, of how much
-PromptBatches = list[tuple[list[int], Batch]]  # places of the prompts among all, and these prompts
+FULL = "full"
+HELD = 512  # pictures in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement(Entry):
     """One method at one budget: what chooses, and how it is listed.
 
-    With `throttle` tokens are throttled as in training, with noise drawn from each picture's pixels, and none dropped.
-    With `blind` the prompts have no pictures.
+    Attributes:
+        throttle: Tokens are throttled as in training, with noise drawn from each picture's pixels, and none dropped.
+        blind: The prompts have no pictures.
+        oracle: The pruner is the one that the source of the questions makes for the pictures at hand.
+        shrunk: Pictures are made smaller until they have `keep` tokens, and none is dropped.
     """
 
     pruner: Pruner
     throttle: Throttle | None = None
     blind: bool = False
-
-
-# Questions and pictures ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedQuestions:
-    """Questions of several tasks, and each picture they are about encoded once.
-
-    Attributes:
-        images: The pictures, as the questions name them.
-        pictures: These encoded; None where no question has any.
-        rows: Of each prompt the rows of `pictures` that it is about.
-        ids: The prompts as the model reads them, with the placeholders of their pictures.
-    """
-
-    questions: Questions
-    images: tuple[Any, ...]
-    pictures: EncodedPictures | None
-    rows: tuple[tuple[int, ...], ...]
-    ids: tuple[Ids, ...]
-
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        return self.questions.tasks
-
-    @property
-    def asked(self) -> list[Question]:
-        """Every question, task after task."""
-        return [question for task in self.tasks for question in task.questions]
-
-    @property
-    def tokens(self) -> VisualTokens:
-        """The visual tokens of the pictures."""
-        assert self.pictures is not None, "no question has a picture"
-        return self.pictures.tokens
-
-    @property
-    def prompts(self) -> list[str]:
-        return [question.prompt for question in self.asked]
-
-    def rows_of(self, prompts: Sequence[int]) -> list[int]:
-        """The pictures of some prompts, one after the other."""
-        return [row for index in prompts for row in self.rows[index]]
-
-    def oracle(self) -> Pruner:
-        """The pruner that knows these pictures, where their source does."""
-        seeds = self.tokens.seeds
-        assert seeds is not None
-        return self.questions.oracle(self.images, seeds)
-
-
-@torch.inference_mode()
-def encode_questions(
-    vlm: PrunedVLM,
-    questions: Questions,
-    *,
-    needs: frozenset[str] = frozenset(),
-    batch_size: int = 64,
-    progress: Progress | None = None,
-) -> EncodedQuestions:
-    """Encode the pictures of questions, with whatever the methods to come need.
-
-    Args:
-        needs: Of all the methods that will be measured.
-    """
-    questions = questions.for_model(vlm)
-    asked = [question for task in questions.tasks for question in task.questions]
-    rows, images = _distinct(asked)
-    if any(len(of_prompt) > 1 for of_prompt in rows):
-        require_several(vlm)
-    parts: list[EncodedPictures] = []
-    for start in range(0, len(images), batch_size):
-        part = images[start : start + batch_size]
-        parts.append(questions.encode(vlm, part, needs - MADE_LATER))
-        if progress:
-            progress("encode pictures", start + len(part), len(images))
-    pictures = EncodedPictures.join(parts) if parts else None
-    placeholders = [[pictures.placeholders[row] for row in of_prompt] if pictures else [] for of_prompt in rows]
-    ids = prompt_ids(vlm, [question.prompt for question in asked], placeholders)
-    return EncodedQuestions(questions, images, pictures, rows, ids)
-
-
-def _distinct(asked: Sequence[Question]) -> tuple[tuple[tuple[int, ...], ...], tuple[Any, ...]]:
-    """The rows of each question's pictures, and the distinct pictures: equal ones, or one object, are one."""
-    known: dict[Hashable, int] = {}
-    images: list[Any] = []
-
-    def row_of(image: Any) -> int:
-        key = image if isinstance(image, Hashable) else id(image)  # pictures of PIL and arrays have no hash
-        if key not in known:
-            known[key] = len(images)
-            images.append(image)
-        return known[key]
-
-    return tuple(tuple(map(row_of, question.images)) for question in asked), tuple(images)
-
-
-def question_batches(vlm: PrunedVLM, encoded: EncodedQuestions, batch_size: int) -> PromptBatches:
-    """All prompts in batches, each about its pictures.
-
-    Prompts with answers of like length go together: a batch is decoded until its last answer has ended.
-    """
-    answers = [" " + question.answer for question in encoded.asked]
-    spelled = vlm.backbone.tokenizer(answers, add_special_tokens=False)["input_ids"]
-    batches = []
-    for asked, batch in prompt_batches(vlm, encoded.ids, batch_size, first_by=[len(ids) for ids in spelled]):
-        rows = encoded.rows_of(asked)
-        if rows and encoded.pictures is not None:
-            features = {key: value[rows] for key, value in encoded.pictures.features.items()}
-            of_prompt = tuple(place for place, index in enumerate(asked) for _ in encoded.rows[index])
-            batch = replace(batch, features=batch.features | features, row_of_image=of_prompt)
-        batches.append((asked, replace(batch, positions=vlm.backbone.positions(batch))))
-    return batches
-
-
-def prompt_batches(
-    vlm: PrunedVLM, ids: Sequence[Sequence[int]], batch_size: int, first_by: Sequence[int] | None = None
-) -> PromptBatches:
-    """Prompts in batches of like length, left-padded, each with the places of its prompts among all.
-
-    Args:
-        first_by: A number for each prompt by which they are ordered before their length.
-    """
-    device = vlm.base.get_input_embeddings().weight.device
-    order = sorted(range(len(ids)), key=lambda index: (first_by[index] if first_by else 0, len(ids[index])))
-    batches = []
-    for start in range(0, len(order), batch_size):
-        asked = order[start : start + batch_size]
-        features = pad_left([ids[index] for index in asked], vlm.backbone.pad_id)
-        batches.append((asked, Batch(features={key: value.to(device) for key, value in features.items()})))
-    return batches
+    oracle: bool = False
+    shrunk: bool = False
 
 
 # Answers -------------------------------------------------------------------------------------------------------------
@@ -196,7 +75,6 @@ def answer(
     batch_size: int = 64,
     batches: PromptBatches | None = None,
     max_new_tokens: int = 8,
-    progress: Progress | None = None,
 ) -> list[str]:
     """The model's answer to every prompt with `keep` tokens of each of its pictures, or with no picture at all.
 
@@ -204,27 +82,24 @@ def answer(
     `question_batches` gives them, for who asks them many times.
     """
     if blind:
-        ids = prompt_ids(vlm, encoded.prompts, [()] * len(encoded.ids))
-        batches = prompt_batches(vlm, ids, batch_size)
-    elif batches is None:
-        batches = question_batches(vlm, encoded, batch_size)
+        encoded, batches = encoded.with_pictures(vlm, None), None
     chosen = None
-    if encoded.pictures is not None and not blind and throttle is None:
+    if encoded.pictures is not None and throttle is None:
         chosen = choose(vlm, encoded.tokens, keep=keep, batch_size=batch_size)
     answers = [""] * len(encoded.ids)
-    done = 0
-    for asked, batch in batches:
-        rows = [] if blind else encoded.rows_of(asked)
+    for asked, batch in question_batches(vlm, encoded, batch_size) if batches is None else batches:
+        rows = encoded.rows_of(asked)
         tokens = encoded.tokens.take(rows) if rows else None
         kept = None if chosen is None or not rows else chosen[rows]
         new = deployed_ids(vlm, batch, tokens, keep, kept=kept, throttle=throttle, max_new_tokens=max_new_tokens)
-        texts = vlm.backbone.tokenizer.batch_decode(new, skip_special_tokens=True)
-        for index, text in zip(asked, texts, strict=True):
-            answers[index] = text.strip()
-        done += len(asked)
-        if progress:
-            progress("answer", done, len(answers))
+        for index, text in zip(asked, spelled(vlm, new), strict=True):
+            answers[index] = text
     return answers
+
+
+def spelled(vlm: PrunedVLM, ids: Int[Tensor, "B T"]) -> list[str]:
+    """New tokens as text."""
+    return [text.strip() for text in vlm.backbone.tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 def choose(
@@ -285,6 +160,153 @@ def throttled_inputs(
     return vlm.splice(batch, tokens, kept)
 
 
+@contextmanager
+def first_logits(vlm: PrunedVLM) -> Iterator[list[Tensor]]:
+    """What the language model's head gives first, [B, V] in float32: the logits of the first new token.
+
+    Read as they go by, so that no second prefill is run; the model is as it was afterwards.
+    """
+    found: list[Tensor] = []
+
+    def read(module: torch.nn.Module, inputs: object, output: Tensor) -> None:
+        if not found:
+            found.append((output[:, -1] if output.ndim == 3 else output).float())
+
+    handle = vlm.base.lm_head.register_forward_hook(read)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+# Every measurement over one part -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A measurement that is being made: the model it deploys, and what it has chosen of a part's pictures."""
+
+    entry: Measurement
+    vlm: PrunedVLM
+    chosen: Int[Tensor, "I K"] | None = None
+    view: EncodedQuestions | None = None
+    seconds: float = 0.0
+
+    def begin(self, encoded: EncodedQuestions, batch_size: int) -> None:
+        """Turn to the pictures of another part."""
+        one = self.entry
+        if one.oracle:
+            self.vlm = self.vlm.with_method(encoded.oracle())
+        if one.blind:
+            encoded = encoded.with_pictures(self.vlm, None)
+        elif one.shrunk:
+            encoded = shrunk_questions(self.vlm, encoded, one.keep, batch_size=batch_size)
+        self.view, self.chosen = encoded, None
+        if encoded.pictures is not None and one.throttle is None and not one.shrunk:
+            self.chosen = choose(self.vlm, encoded.tokens, keep=one.keep, batch_size=batch_size)
+
+    def reply(self, asked: Sequence[int], batch: Batch, max_new_tokens: int) -> tuple[list[str], Float[Tensor, "B V"]]:
+        """What it says to some prompts, and its first-token logits."""
+        assert self.view is not None
+        start, rows = time.perf_counter(), self.view.rows_of(asked)
+        tokens = self.view.tokens.take(rows) if rows else None
+        kept = None if self.chosen is None or not rows else self.chosen[rows]
+        keep = 1.0 if self.entry.shrunk else self.entry.keep
+        with first_logits(self.vlm) as first:
+            new = deployed_ids(
+                self.vlm, batch, tokens, keep, kept=kept, throttle=self.entry.throttle, max_new_tokens=max_new_tokens
+            )
+        said = spelled(self.vlm, new)
+        self.seconds += time.perf_counter() - start
+        return said, first[0]
+
+    def num_kept(self, asked: Sequence[int]) -> list[float | None]:
+        """Tokens that stay of a picture, mean over those of each prompt; None where there is no number."""
+        assert self.view is not None
+        if self.entry.throttle is not None:
+            return [None] * len(asked)
+        counts = self.view.num_visual
+        count = (lambda n: n) if self.entry.shrunk else self.vlm.budget.count
+        return [sum(map(count, counts[index])) / len(counts[index]) if counts[index] else None for index in asked]
+
+    def averages(self, asked: Sequence[int]) -> list[float | None]:
+        """Visual tokens a decoder layer holds for each prompt, mean over layers, by the method's own rule.
+
+        None where tokens are dropped before the language model: then every layer holds those that are kept.
+        """
+        assert self.view is not None
+        method = self.vlm.method
+        if not method.is_inside or self.entry.throttle is not None:
+            return [None] * len(asked)
+        layers, counts = len(self.vlm.backbone.language_model.layers), self.view.num_visual
+        return [
+            method.average(layers, sum(counts[index]), sum(map(self.vlm.budget.count, counts[index])))
+            for index in asked
+        ]
+
+
+def make_runs(vlm: PrunedVLM, measurements: Iterable[Measurement]) -> list[Run]:
+    """The measurements with the full model before them, each with the model that it deploys."""
+    assert vlm.method.name == FULL, "answers are compared with the full model's"
+    everything = [Measurement(method=FULL, keep=1.0, seed=0, pruner=vlm.method), *measurements]
+    return [Run(one, vlm.with_method(one.pruner, keep=one.keep)) for one in everything]
+
+
+@torch.inference_mode()
+def answer_part(
+    runs: Sequence[Run],
+    encoded: EncodedQuestions,
+    journal: Journal,
+    *,
+    places: Sequence[int] | None = None,
+    batch_size: int = 64,
+    max_new_tokens: int = 8,
+    progress: Progress | None = None,
+) -> None:
+    """Ask every measurement the prompts that are not answered yet, batch by batch.
+
+    Args:
+        places: Of the prompts among those of all parts; default: there is one part.
+    """
+    vlm = runs[0].vlm
+    among_all = list(range(len(encoded.ids))) if places is None else places
+    for run in runs:
+        run.begin(encoded, batch_size)
+    order = question_order(vlm, encoded)
+    for start in range(0, len(order), batch_size):
+        open_ones = set(journal.missing([among_all[index] for index in order[start : start + batch_size]]))
+        asked = [index for index in order[start : start + batch_size] if among_all[index] in open_ones]
+        if not asked:
+            continue
+        batches: dict[int, Batch] = {}  # by view: most measurements share one
+        full: Tensor | None = None
+        replies: list[Reply] = []
+        for number, run in enumerate(runs):
+            assert run.view is not None
+            batch = batches.setdefault(id(run.view), prompt_batch(vlm, run.view, asked))
+            said, logits = run.reply(asked, batch, max_new_tokens)
+            full = logits.log_softmax(-1) if full is None else full
+            replies.append(_reply(run, asked, said, logits, full))
+            if progress:
+                done = len(runs) * (len(journal.replies)) + (number + 1) * len(asked)
+                progress("answer", done, len(runs) * journal.count)
+        journal.add([among_all[index] for index in asked], replies)
+
+
+def _reply(run: Run, asked: Sequence[int], said: list[str], logits: Tensor, full: Tensor) -> Reply:
+    """What is written down of one measurement's answers to a batch."""
+    own = logits.log_softmax(-1)
+    distance = (full.exp() * (full - own)).sum(-1).clamp_min(0.0)
+    values: Reply = {
+        "said": said,
+        "first_token_kl": [round(value, 8) for value in distance.tolist()],
+        "first_token_same": [float(same) for same in (full.argmax(-1) == own.argmax(-1)).tolist()],
+        NUM_KEPT: run.num_kept(asked),
+        "average": run.averages(asked),
+    }
+    return {key: value for key, value in values.items() if any(one is not None for one in value)}
+
+
 # Scores --------------------------------------------------------------------------------------------------------------
 
 
@@ -294,80 +316,60 @@ def evaluate(
     measurements: Iterable[Measurement],
     *,
     batch_size: int = 64,
+    max_new_tokens: int = 8,
     progress: Progress | None = None,
 ) -> list[Answers]:
     """Answer and score the questions with each measurement; the first is the full model, which `vlm` must be."""
-    assert vlm.method.name == "full", "answers are compared with the full model's"
-    everything = [Measurement(method="full", keep=1.0, seed=0, pruner=vlm.method), *measurements]
-    done: list[Answers] = []
-    batches = question_batches(vlm, encoded, batch_size)
-    num_visual = encoded.tokens.counts.tolist() if encoded.pictures is not None else []
-    of_prompts = [tuple(num_visual[row] for row in rows) for rows in encoded.rows]
-    for one in everything:
-        pruned = vlm.with_method(one.pruner, keep=one.keep)
-
-        def report(stage: str, count: int, total: int) -> None:
-            if progress:
-                progress(stage, len(done) * total + count, len(everything) * total)
-
-        start = time.perf_counter()
-        said = answer(
-            pruned,
-            encoded,
-            keep=one.keep,
-            blind=one.blind,
-            throttle=one.throttle,
-            batch_size=batch_size,
-            batches=batches,
-            progress=report,
-        )
-        seconds = time.perf_counter() - start
-        average = None if one.throttle else visual_average(pruned, of_prompts)  # nothing is dropped in training
-        done.append(score_answers(encoded, one, said, seconds=seconds, average=average))
-    return done
+    runs = make_runs(vlm, measurements)
+    journal = Journal(None, {}, runs=len(runs), count=len(encoded.ids))
+    answer_part(runs, encoded, journal, batch_size=batch_size, max_new_tokens=max_new_tokens, progress=progress)
+    answers = collect(encoded.questions, [run.entry for run in runs], journal)
+    return [replace(one, seconds=run.seconds) for one, run in zip(answers, runs, strict=True)]
 
 
-def visual_average(vlm: PrunedVLM, num_visual: Iterable[tuple[int, ...]]) -> float | None:
-    """Visual tokens a decoder layer holds, mean over layers and prompts, by the method's own rule.
-
-    None where a method drops tokens before the language model: then every layer holds those that are kept.
+def evaluate_questions(
+    vlm: PrunedVLM,
+    questions: Questions,
+    measurements: Sequence[Measurement],
+    journal: Journal,
+    *,
+    needs: frozenset[str] = frozenset(),
+    held: int = HELD,
+    batch_size: int = 64,
+    max_new_tokens: int = 8,
+    progress: Progress | None = None,
+) -> list[Answers]:
+    """As `encode_questions` and `evaluate`, part by part; what the journal holds already is not asked again.
 
     Args:
-        num_visual: For each prompt the tokens of its pictures before any is dropped.
+        held: Pictures in memory at a time.
+        needs: Of all the methods.
     """
-    method = vlm.method
-    if not method.is_inside:
-        return None
-    times = Counter(num_visual)
-    layers = len(vlm.backbone.language_model.layers)
-    held = sum(
-        many * method.average(layers, sum(counts), sum(map(vlm.budget.count, counts))) for counts, many in times.items()
-    )
-    return held / times.total()
+    questions = questions.for_model(vlm)
+    asked = all_asked(questions)
+    runs: list[Run] = []
+    for places in parts_of(asked, held):
+        if not journal.missing(places):
+            continue
+        runs = runs or make_runs(vlm, measurements)
+        encoded = encode_questions(vlm, questions, needs=needs, batch_size=batch_size, places=places, progress=progress)
+        answer_part(
+            runs,
+            encoded,
+            journal,
+            places=places,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+            progress=progress,
+        )
+    full = Entry(FULL, 1.0, 0)
+    return collect(questions, [full, *(Entry(one.method, one.keep, one.seed) for one in measurements)], journal)
 
 
-def score_answers(
-    encoded: EncodedQuestions, entry: Entry, said: list[str], *, seconds: float = 0.0, average: float | None = None
-) -> Answers:
-    """Score the answers task by task."""
-    start = 0
-    score: dict[str, float] = {}
-    raw: dict[str, float] = {}
-    units: dict[str, list[float]] = {}
-    for task in encoded.tasks:
-        end = start + len(task.questions)
-        result = task.score(said[start:end])
-        score[task.name], raw[task.name], units[task.name] = result.score, result.raw, result.per_question
-        start = end
-    return Answers(entry=entry, said=said, score=score, raw=raw, units=units, seconds=seconds, average=average)
-
-
-def make_sheet(encoded: EncodedQuestions, answers: Sequence[Answers]) -> Sheet:
-    """The questions with what every measurement answered to them."""
-    questions = [
-        {"id": question.id, "task": task.name, "prompt": question.prompt, "answer": question.answer}
-        for task in encoded.tasks
-        for question in task.questions
-    ]
-    notes = {task.name: task.metric.note for task in encoded.tasks if task.metric.note}
-    return Sheet(questions, {task.name: task.chance for task in encoded.tasks}, list(answers), notes=notes)
+def collect(questions: Questions, entries: Sequence[Entry], journal: Journal) -> list[Answers]:
+    """The answers of a journal that has them all, scored."""
+    found = []
+    for number, entry in enumerate(entries):
+        columns = {key: journal.column(number, key) for key in journal.keys(number)}
+        found.append(score_answers(questions.tasks, entry, columns.pop("said"), values=columns))
+    return found

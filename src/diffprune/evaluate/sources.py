@@ -1,10 +1,14 @@
 """Where tasks come from: sources behind the door `diffprune.tasks`, each a package's own or one written for a test."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from PIL import Image
+
 from diffprune import doors
+from diffprune.backbones.processors import open_image, pixel_seed
 from diffprune.evaluate.pictures import EncodedPictures, encode_images
 from diffprune.evaluate.task import Task
 from diffprune.methods.base import Pruner
@@ -31,7 +35,23 @@ class Questions:
 
     def encode(self, vlm: PrunedVLM, images: Sequence[Any], needs: frozenset[str]) -> EncodedPictures:
         """Pictures, as `Question.images` has them, encoded: by default through the model's own processor."""
-        return encode_images(vlm, images, needs)
+        return encode_images(vlm, self.open(images), needs)
+
+    def encode_together(self, vlm: PrunedVLM, images: Sequence[Any], needs: frozenset[str]) -> EncodedPictures:
+        """Pictures that are not alone in their prompt, for families that encode such otherwise."""
+        return encode_images(vlm, self.open(images), needs, together=True)
+
+    def open(self, images: Sequence[Any]) -> list[Image.Image]:
+        """Pictures, as `Question.images` has them, as pictures of PIL."""
+        return [open_image(image) for image in images]
+
+    def sizes_of(self, images: Sequence[Any]) -> list[tuple[int, int]]:
+        """(width, height) of each picture."""
+        return [image.size for image in self.open(images)]
+
+    def identity(self, image: Any) -> str:
+        """A text that differs between two pictures, for the digest that tells questions apart."""
+        return str(image) if isinstance(image, str | os.PathLike) else str(pixel_seed(open_image(image)))
 
     def oracle(self, images: Sequence[Any], seeds: Sequence[int]) -> Pruner:
         """A pruner that knows what matters in these pictures, whose `VisualTokens.seeds` are given."""

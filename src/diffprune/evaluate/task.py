@@ -24,6 +24,7 @@ class Question:
         choices: The options in the order of their letters.
         subset: A part of the task that some metrics average over: MME's subtask, POPE's kind of negatives.
         group: What is scored as one: the rotations of a question, or a pair; default: the question by itself.
+        turns: Questions and answers of the same conversation that come before; the pictures stand in the first.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Question:
     choices: tuple[str, ...] | None = None
     subset: str = ""
     group: Hashable = None
+    turns: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.answers:
@@ -58,12 +60,14 @@ class Metric:
         chance: The expected score of guessing without the picture.
         maximum: The most points there are in the benchmark's own unit.
         note: What a row of the task must say about it; may be empty.
+        right: Whether each scored unit counts as right; default: where it has half of its points.
     """
 
     score: Callable[[Sequence[str], Sequence[Question]], metrics.Scored]
     chance: Callable[[Sequence[Question]], float]
     maximum: Callable[[Sequence[Question]], float] = _percent
     note: str = ""
+    right: Callable[[Sequence[str], Sequence[Question]], list[bool]] | None = None
 
 
 def _answers(questions: Sequence[Question]) -> list[str]:
@@ -79,11 +83,16 @@ def _subsets(questions: Sequence[Question]) -> list[str]:
 
 
 def _exact(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
-    return metrics.mean([100.0 * metrics.exact_match(o, q.answer) for o, q in zip(outputs, questions, strict=True)])
+    found = [
+        max(metrics.exact_match(output, answer) for answer in question.answers)
+        for output, question in zip(outputs, questions, strict=True)
+    ]
+    return metrics.mean([100.0 * value for value in found])
 
 
 def _choice(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
-    return metrics.choice_accuracy(outputs, _answers(questions))
+    options = [len(question.choices or "ABCD") for question in questions]
+    return metrics.choice_accuracy(outputs, _answers(questions), options)
 
 
 def _circular(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
@@ -92,6 +101,10 @@ def _circular(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.
 
 def _pope(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
     return metrics.pope_f1(outputs, _answers(questions), _subsets(questions))
+
+
+def _present(outputs: Sequence[str], questions: Sequence[Question]) -> list[bool]:
+    return [metrics.parse_presence(o) == q.answer for o, q in zip(outputs, questions, strict=True)]
 
 
 def _mme(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
@@ -154,7 +167,7 @@ METRICS = {
     "vqa_evalai": _agreement("evalai", "EvalAI does"),
     "choice": Metric(_choice, _one_option),
     "circular": Metric(_circular, _one_option),
-    "pope": Metric(_pope, _always_yes),
+    "pope": Metric(_pope, _always_yes, right=_present),  # the units of an F1 are no points
     "mme": Metric(_mme, _tosses, _mme_maximum),
 }
 
@@ -195,6 +208,17 @@ class Task:
         scored = self.metric.score(outputs, self.questions)
         score = min(100.0, scored.score)  # a mean of shares may end a rounding above
         return TaskScore(score, score * self.maximum / 100, scored.units)
+
+    def right(self, outputs: Sequence[str]) -> list[bool]:
+        """Whether each scored unit counts as right: for whoever asks about single questions."""
+        if self.metric.right is not None:
+            return self.metric.right(outputs, self.questions)
+        return [unit >= 50.0 for unit in self.metric.score(outputs, self.questions).units]
+
+    @property
+    def metric_name(self) -> str:
+        """The metric's name where it is one of `METRICS`, else empty."""
+        return next((name for name, metric in METRICS.items() if metric is self.metric), "")
 
     @cached_property
     def maximum(self) -> float:

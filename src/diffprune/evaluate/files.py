@@ -1,0 +1,275 @@
+"""Questions from a file: JSONL or parquet, one row for each, about a user's own pictures.
+
+A row has `question`, `image` (a path, or bytes in parquet; a list for several; none for text alone) and `answer`,
+`answers` or `choices`; it may have `id`, `task`, `metric`, `group`, `subset` and `turns`. Paths are relative to the
+file. Pictures stay where they are until they are encoded.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from diffprune.backbones.processors import open_image
+from diffprune.evaluate.sources import Questions
+from diffprune.evaluate.task import METRICS, Question, Task
+from diffprune.extras import MissingExtraError
+
+Row = Mapping[str, Any]
+KEYS = ("image", "question", "answer", "answers", "choices", "id", "task", "metric", "group", "subset", "turns")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+ONE_LETTER = "Answer with the option's letter from the given choices directly."
+MANY = 10  # answers from which on they are annotators', and agreement with them is scored
+YES_NO = ("pope", "mme")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """A picture inside a parquet file; equal bytes are one picture, wherever they are stored."""
+
+    digest: str
+    file: Path = field(compare=False)
+    group: int = field(compare=False)
+    row: int = field(compare=False)
+    place: int = field(compare=False)
+
+    def read(self) -> bytes:
+        return _bytes_of(_as_list(_image_column(self.file, self.group)[self.row])[self.place])
+
+
+@dataclass(frozen=True)
+class FileQuestions(Questions):
+    """Questions of a file."""
+
+    path: Path = Path()
+
+    @property
+    def note(self) -> str:
+        return f"questions of {self.path.name}"
+
+    def open(self, images: Sequence[Any]) -> list[Image.Image]:
+        return [_open(image) for image in images]
+
+    def sizes_of(self, images: Sequence[Any]) -> list[tuple[int, int]]:
+        return [_size(image) for image in images]
+
+    def identity(self, image: Any) -> str:
+        if isinstance(image, StoredImage):
+            return image.digest
+        folder = self.path.parent
+        return f"{image.relative_to(folder) if image.is_relative_to(folder) else image} {image.stat().st_size}"
+
+
+def read_questions(path: Path) -> FileQuestions:
+    """The questions of a file, checked: whatever is wrong with a row is told before anything is asked."""
+    rows: list[tuple[str, Question, str, str]] = []  # task, question, metric, where
+    ids: dict[str, str] = {}
+    for number, row in enumerate(_rows(path), 1):
+        where = f"{path}, row {number}"
+        question, metric = _question(row, path, where, number)
+        if question.id in ids:
+            raise ValueError(f"{where} has the id {question.id!r} of {ids[question.id]}; give each question its own")
+        ids[question.id] = f"row {number}"
+        rows.append((str(row.get("task") or path.stem), question, metric, where))
+    if not rows:
+        raise ValueError(f"{path} holds no questions; write a line for each")
+    tasks: dict[str, list[tuple[Question, str, str]]] = {}
+    for task, question, metric, where in rows:
+        tasks.setdefault(task, []).append((question, metric, where))
+    return FileQuestions(tuple(_task(name, asked) for name, asked in tasks.items()), path)
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if not path.is_file():
+        raise ValueError(f"there is no data file {path}; give a .jsonl or .parquet file with a row for each question")
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+    elif path.suffix in (".jsonl", ".json"):
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(filter(str.strip, file), 1):
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}, row {number} is no JSON ({error}); write one object a line") from error
+                if not isinstance(row, dict):
+                    raise ValueError(f"{path}, row {number} is a {type(row).__name__}; write one object a line")
+                yield row
+    else:
+        raise ValueError(f"{path} is neither .jsonl nor .parquet; write the questions as one of them")
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    """Rows with `StoredImage` in place of a picture's bytes, so that no more than a row group is in memory."""
+    file = _parquet(path)
+    names = [name for name in file.schema_arrow.names if name in KEYS]
+    for group in range(file.num_row_groups):
+        for place, row in enumerate(file.read_row_group(group, columns=names).to_pylist()):
+            images = _as_list(row.get("image"))
+            row["image"] = [
+                image if isinstance(image, str) else _stored(image, path, group, place, number)
+                for number, image in enumerate(images)
+            ]
+            yield {key: value for key, value in row.items() if value is not None}
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtraError(
+            "pyarrow, which reads parquet files, is not installed: run pip install 'diffprune[train]'"
+        ) from None
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or no parquet file: {str(error).splitlines()[0]}") from error
+
+
+def _stored(image: Any, path: Path, group: int, row: int, place: int) -> Any:
+    """A picture's bytes as a note of where they lie; a struct without bytes (as datasets are saved) has its path."""
+    if isinstance(image, Mapping) and image.get("bytes") is None:
+        return image.get("path")
+    digest = blake2b(_bytes_of(image), digest_size=16).hexdigest()
+    return StoredImage(digest, path, group, row, place)
+
+
+def _bytes_of(image: Any) -> bytes:
+    return image["bytes"] if isinstance(image, Mapping) else image
+
+
+@lru_cache(maxsize=2)
+def _image_column(path: Path, group: int) -> list[Any]:
+    return _parquet(path).read_row_group(group, columns=["image"]).column("image").to_pylist()
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+# One question --------------------------------------------------------------------------------------------------------
+
+
+def _question(row: Row, path: Path, where: str, number: int) -> tuple[Question, str]:
+    """A row as a question, and the name of its metric."""
+    text = row.get("question")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{where} has no question; write it as a text in the column `question`")
+    choices, accepted = tuple(map(str, _as_list(row.get("choices")))), tuple(map(str, _as_list(row.get("answers"))))
+    answer = row.get("answer", accepted[0] if accepted else None)
+    if answer is None or answer == "":
+        raise ValueError(
+            f"{where} has no answer; give `answer`, `answers`, or `choices` with the right one as `answer`"
+        )
+    prompt = text
+    if choices:
+        answer = _letter(answer, choices, where)
+        listed = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, choices, strict=False))
+        prompt, accepted = f"{text}\n{listed}\n{ONE_LETTER}", ()
+    metric = str(row.get("metric") or ("choice" if choices else "vqa" if len(accepted) >= MANY else "exact"))
+    answer = str(answer).strip().lower() if metric in YES_NO else str(answer)
+    question = Question(
+        id=str(row.get("id", number)),
+        prompt=prompt,
+        answer=answer,
+        answers=accepted,
+        images=tuple(_image(image, path, where) for image in _as_list(row.get("image"))),
+        choices=choices or None,
+        subset=str(row.get("subset") or ""),
+        group=None if row.get("group") is None else str(row["group"]),
+        turns=_turns(row.get("turns"), where),
+    )
+    _require_fit(question, metric, where)
+    return question, metric
+
+
+def _letter(answer: Any, choices: Sequence[str], where: str) -> str:
+    """The letter of the right option, which a row gives as a letter, a number from 0 or the option's own text."""
+    if len(choices) > len(LETTERS):
+        raise ValueError(f"{where} has {len(choices)} choices; give {len(LETTERS)} at the most")
+    if isinstance(answer, int) and 0 <= answer < len(choices):
+        return LETTERS[answer]
+    if str(answer) in choices:
+        return LETTERS[choices.index(str(answer))]
+    if str(answer) in LETTERS[: len(choices)]:
+        return str(answer)
+    raise ValueError(f"{where}: the answer {answer!r} is none of its {len(choices)} choices; give one, or its letter")
+
+
+def _turns(turns: Any, where: str) -> tuple[tuple[str, str], ...]:
+    """Earlier questions and answers: [question, answer] each, or {"question", "answer"}."""
+    found = []
+    for turn in _as_list(turns):
+        pair = (turn.get("question"), turn.get("answer")) if isinstance(turn, Mapping) else tuple(turn)
+        if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"{where} has the turn {turn!r}; write [question, answer] for each")
+        found.append(pair)
+    return tuple(found)
+
+
+def _image(image: Any, path: Path, where: str) -> Any:
+    """Where a picture lies; an error where it cannot be opened."""
+    if isinstance(image, str):
+        image = path.parent / image
+    elif not isinstance(image, StoredImage):
+        raise ValueError(f"{where} has the image {image!r}; give a path, or bytes in a parquet file")
+    try:
+        _size(image)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return image
+
+
+def _size(image: Any) -> tuple[int, int]:
+    """(width, height) from a picture's header."""
+    try:
+        with Image.open(io.BytesIO(image.read()) if isinstance(image, StoredImage) else image) as opened:
+            return opened.size
+    except FileNotFoundError:
+        raise ValueError(f"there is no image file {image}") from None
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        name = "the image" if isinstance(image, StoredImage) else image
+        raise ValueError(f"{name} cannot be read ({error})") from error
+
+
+def _open(image: Any) -> Image.Image:
+    if not isinstance(image, StoredImage):
+        return open_image(image)
+    return open_image(Image.open(io.BytesIO(image.read())))
+
+
+# Tasks ---------------------------------------------------------------------------------------------------------------
+
+
+def _require_fit(question: Question, metric: str, where: str) -> None:
+    if metric not in METRICS:
+        raise ValueError(f"{where} has the metric {metric!r}; choose from {', '.join(METRICS)}")
+    wrong = ""
+    if metric in ("choice", "circular") and not question.choices:
+        wrong = "needs `choices`"
+    elif question.choices and metric not in ("choice", "circular"):
+        wrong = "does not score `choices`: take choice or circular"
+    elif metric in YES_NO and question.answer not in ("yes", "no"):
+        wrong = f"needs yes or no, not {question.answer!r}"
+    elif metric.startswith("vqa") and len(question.answers) < 4:
+        wrong = f"compares with at least 4 annotators' `answers`, not {len(question.answers)}: take exact"
+    if wrong:
+        raise ValueError(f"{where}: the metric {metric!r} {wrong}")
+
+
+def _task(name: str, asked: Sequence[tuple[Question, str, str]]) -> Task:
+    metric, first = asked[0][1:]
+    for _, other, where in asked:
+        if other != metric:
+            raise ValueError(
+                f"{where} scores the task {name!r} by {other!r} and {first} by {metric!r}; give them two `task` names"
+            )
+    return Task(name, [question for question, _, _ in asked], METRICS[metric])

@@ -1,0 +1,55 @@
+"""What answers follow from, in short texts, so that answers of another run are told apart and never mixed."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from diffprune.evaluate.encoded import all_asked
+from diffprune.evaluate.runner import Measurement
+from diffprune.evaluate.sources import Questions
+from diffprune.model import PrunedVLM
+from diffprune.results import library_versions
+from diffprune.saving import fingerprint
+
+LENGTH = 12  # letters of a digest
+
+
+def made_by(
+    vlm: PrunedVLM, questions: Questions, measurements: Sequence[Measurement], *, max_new_tokens: int
+) -> dict[str, str]:
+    """Questions, model, pruners, methods, budgets, position rule and versions, each as a short text."""
+    asked = all_asked(questions)
+    known: dict[int, str] = {}  # a picture is asked about many times
+
+    def shown(image: object) -> str:
+        if id(image) not in known:
+            known[id(image)] = questions.identity(image)
+        return known[id(image)]
+
+    lines = [
+        repr((one.id, one.prompt, one.turns, one.answers, one.choices, one.subset, one.group, *map(shown, one.images)))
+        for one in asked
+    ]
+    tasks = [(task.name, len(task.questions), task.metric_name) for task in questions.tasks]
+    runs = [(one.method, one.keep, one.seed, one.blind, one.shrunk, one.throttle) for one in measurements]
+    weights = [
+        (f"{number}.{name}", tensor)
+        for number, one in enumerate(measurements)
+        for name, tensor in one.pruner.state_dict().items()
+        if tensor.numel()
+    ]
+    model = str(getattr(vlm.base.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
+    return {
+        "questions": f"{len(asked)}, {_digest(repr(tasks), *lines)}",
+        "model": " ".join(filter(None, [model, fingerprint(vlm.base.named_parameters())[:LENGTH]])),
+        "pruners": fingerprint(weights)[:LENGTH] if weights else "none",
+        "methods": f"{', '.join(dict.fromkeys(one.method for one in measurements)) or 'full'}, {_digest(repr(runs))}",
+        "budgets": ", ".join(dict.fromkeys(str(one.keep) for one in measurements)) or "1.0",
+        "positions": f"{vlm.positions}, newlines {vlm.backbone.keeps_newlines}, {vlm.budget_rule}",
+        "length": f"{max_new_tokens} tokens",
+        "precision": f"{vlm.base.dtype}".removeprefix("torch.") + f" on {vlm.base.device.type}",
+        "versions": ", ".join(f"{name} {version}" for name, version in library_versions().items()),
+    }
+
+
+def _digest(*texts: str) -> str:
+    return blake2b("\n".join(texts).encode(), digest_size=LENGTH // 2).hexdigest()
