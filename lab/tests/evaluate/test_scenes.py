@@ -157,7 +157,7 @@ def test_the_average_over_layers_is_the_method_s_own_and_stays_with_the_answers(
     ]
     answers = evaluate(vlm, yes, runs)
     assert [one.average for one in answers] == [None, (36 + 9) / 2, None]
-    write_sheet(tmp_path / "answers.json", make_sheet(yes, answers))
+    write_sheet(tmp_path / "answers.json", make_sheet(yes.questions, answers))
     again = read_sheet(tmp_path / "answers.json").answers
     assert [one.average for one in again] == [None, 22.5, None]
     assert {row["average"] for row in quality_rows(again, again[0]) if row["method"] == "cut"} == {22.5}
@@ -175,7 +175,7 @@ def test_answers_are_kept_beside_their_questions(encoded: EncodedQuestions, tmp_
     vlm = tiny_scenes.pruned()
     said = answer(vlm, encoded, keep=1.0, max_new_tokens=2)
     scored = score_answers(encoded.tasks, Measurement("full", 1.0, 0, vlm.method), said)
-    write_sheet(tmp_path / "answers.json", make_sheet(encoded, [scored]))
+    write_sheet(tmp_path / "answers.json", make_sheet(encoded.questions, [scored]))
     kept = json.loads((tmp_path / "answers.json").read_text())
     assert [question["prompt"] for question in kept["questions"]] == encoded.prompts
     assert kept["runs"][0]["said"] == said

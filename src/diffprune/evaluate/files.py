@@ -166,9 +166,7 @@ def _question(row: Row, path: Path, where: str, number: int) -> tuple[Question, 
     choices, accepted = tuple(map(str, _as_list(row.get("choices")))), tuple(map(str, _as_list(row.get("answers"))))
     answer = row.get("answer", accepted[0] if accepted else None)
     if answer is None or answer == "":
-        raise ValueError(
-            f"{where} has no answer; give `answer`, `answers`, or `choices` with the right one as `answer`"
-        )
+        raise ValueError(f"{where} has no answer; give `answer` or `answers`, beside `choices` too")
     prompt = text
     if choices:
         answer = _letter(answer, choices, where)

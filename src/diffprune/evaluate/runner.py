@@ -299,7 +299,7 @@ def _reply(run: Run, asked: Sequence[int], said: list[str], logits: Tensor, full
     distance = (full.exp() * (full - own)).sum(-1).clamp_min(0.0)
     values: Reply = {
         "said": said,
-        "first_token_kl": [round(value, 8) for value in distance.tolist()],
+        "first_token_kl": [round(value, 6) for value in distance.tolist()],
         "first_token_same": [float(same) for same in (full.argmax(-1) == own.argmax(-1)).tolist()],
         NUM_KEPT: run.num_kept(asked),
         "average": run.averages(asked),

@@ -1,0 +1,225 @@
+"""Questions from files: asked as `generate` is, written down as they come, gone on with, put together again."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffprune.evaluate import runner
+from diffprune.evaluate.answers import answers_file, read_sheet
+from diffprune.evaluate.files import read_questions
+from diffprune.evaluate.join import join_files
+from diffprune.evaluate.journal import Journal, journal_file
+from diffprune.evaluate.session import Session
+from diffprune.loading import load_base
+from diffprune.model import PrunedVLM
+from diffprune.results import read_results
+from tests import tiny
+from tests.evaluate.own_questions import PICTURES, asked, rows, save_model, write_jsonl, write_pictures
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("data"), 40)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Path:
+    out = tmp_path_factory.mktemp("unbroken") / "x.json"
+    Session(asked(model, data, out)).run()
+    return out
+
+
+def said_one_by_one(vlm: PrunedVLM, path: Path, **generate) -> list[str]:
+    """What `generate` says to each question, prompt by prompt."""
+    questions = read_questions(path)
+    said = []
+    for task in questions.tasks:
+        for question in task.questions:
+            images = questions.open(question.images)
+            if question.turns:
+                (earlier,) = question.turns
+                content = [{"type": "image"}] * len(images) + [{"type": "text", "text": earlier[0]}]
+                talk = [
+                    {"role": "user", "content": content},
+                    {"role": "assistant", "content": [{"type": "text", "text": earlier[1]}]},
+                    {"role": "user", "content": [{"type": "text", "text": question.prompt}]},
+                ]
+                prompt = vlm.processor.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+                said.append(vlm.generate(images, prompt, chat=False, do_sample=False, **generate))
+            else:
+                said.append(vlm.generate(images or None, question.prompt, do_sample=False, **generate))
+    return said
+
+
+def test_200_questions_get_the_answers_that_generate_gives_one_by_one(model: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path, 200)
+    settings = asked(model, path, None, methods="divprune", keep="3", batch_size=32)
+    full, pruned = Session(settings).run().answers
+    vlm = PrunedVLM(*load_base(str(model)))
+    assert full.said == said_one_by_one(vlm, path, max_new_tokens=3)
+    assert pruned.said == said_one_by_one(vlm.with_method("divprune", keep=3), path, max_new_tokens=3)
+    assert len(set(full.said)) > 20 and full.said != pruned.said, "the tiny model does look"
+    assert list(full.score) == ["open", "letters", "presence"]
+
+
+def test_four_methods_at_three_budgets_encode_each_picture_once(model: Path, data: Path, monkeypatch) -> None:
+    encoded: list[int] = []
+    kind = type(PrunedVLM(*tiny.build("llava")).backbone)
+    encode = kind.encode
+    monkeypatch.setattr(
+        kind, "encode", lambda self, batch, *needs: encoded.append(batch.num_images) or encode(self, batch, *needs)
+    )
+    settings = asked(model, data, None, methods="divprune,random,uniform_grid,fastv", keep="2,4,0.5", hold=PICTURES)
+    assert len(Session(settings).run().answers) == 1 + 4 * 3
+    assert sum(encoded) == PICTURES
+
+
+def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(
+    model: Path, data: Path, unbroken: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """SIGKILL before, in the middle of and after an append; nothing that is in the file is asked again."""
+    chance = random.Random(7)
+    points = [f"{moment}@{chance.randint(2, 5)}" for moment in ("before", "between", "after")]
+    for point in points:
+        (tmp_path / point).mkdir()
+    command = [sys.executable, "-m", "tests.evaluate.killed", str(model), str(data), str(tmp_path), *points]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    again: list[int] = []
+    add = Journal.add
+    monkeypatch.setattr(Journal, "add", lambda self, asked, runs: again.extend(asked) or add(self, asked, runs))
+    for point in points:
+        out = tmp_path / point / "x.json"
+        lines = journal_file(out).read_text().split("\n")[1:-1]  # whole ones, the first aside
+        before = {place for line in lines for place in json.loads(line)["asked"]}
+        assert len(lines) == int(point.partition("@")[2]) - (not point.startswith("after"))
+        again.clear()
+        Session(asked(model, data, out)).run()
+        assert sorted([*again, *before]) == list(range(40)), point
+        assert answers_file(out).read_bytes() == answers_file(unbroken).read_bytes(), point
+        assert read_results(out).rows == read_results(unbroken).rows and not journal_file(out).exists()
+
+
+def test_a_run_that_is_over_is_not_asked_again(model: Path, data: Path, unbroken: Path, monkeypatch) -> None:
+    before = answers_file(unbroken).read_bytes()
+    monkeypatch.setattr(runner, "make_runs", lambda *_: pytest.fail("asked again"))
+    assert Session(asked(model, data, unbroken)).run().rows == read_results(unbroken).rows
+    assert answers_file(unbroken).read_bytes() == before
+
+
+def test_shards_joined_are_one_run(model: Path, data: Path, unbroken: Path, tmp_path: Path) -> None:
+    parts = [tmp_path / f"{which}.json" for which in range(3)]
+    for which, out in enumerate(parts):
+        Session(asked(model, data, out, shard=f"{which}/3")).run()
+    counts = [len(read_sheet(answers_file(out)).questions) for out in parts]
+    assert sum(counts) == 40 and all(counts)
+    with pytest.raises(ValueError, match=r"shard 1/3 of .*0\.json is missing; answer it, and join all 3"):
+        join_files([parts[0], parts[2]], tmp_path / "x.json")
+    joined = join_files([parts[2], parts[0], parts[1]], tmp_path / "x.json")
+    # Distances follow from floats, which the other prompts of a batch round otherwise; all else is the same file.
+    one, parts_of_it = (read_sheet(answers_file(path)) for path in (unbroken, tmp_path / "x.json"))
+    for a, b in zip(one.answers, parts_of_it.answers, strict=True):
+        assert a.values.pop("first_token_kl") == pytest.approx(b.values.pop("first_token_kl"), abs=1e-4)
+    assert one == parts_of_it
+    expected = read_results(unbroken).rows
+    for row, other in zip(joined.rows, expected, strict=True):
+        assert row["first_token_kl"] == pytest.approx(other.pop("first_token_kl"), abs=1e-4)
+        assert {key: row[key] for key in other} == other
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"keep": "2"}, "holds answers with other methods"),
+        ({"methods": "random"}, "holds answers with other methods"),
+        ({"max_new_tokens": 2}, "holds answers with other length (3 tokens; now 2 tokens); give another --out, or"),
+        ({"shard": "0/2"}, "holds answers with other shard"),
+    ],
+)
+def test_answers_of_another_run_are_refused_and_stay(
+    model: Path, data: Path, unbroken: Path, changes: dict, words: str
+) -> None:
+    before = answers_file(unbroken).read_bytes()
+    settings = asked(model, data, unbroken)
+    settings = type(settings)(**{key: getattr(settings, key) for key in settings.__slots__} | changes)
+    with pytest.raises(ValueError) as error:
+        Session(settings).run()
+    assert words in str(error.value)
+    assert answers_file(unbroken).read_bytes() == before
+
+
+def test_parquet_is_what_jsonl_is(tmp_path: Path, data: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = write_pictures(tmp_path)
+    made = [row for row in rows(16, names) if "turns" not in row]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, made)))
+    for row in made:
+        row["image"] = [(tmp_path / name).read_bytes() for name in ([] if "image" not in row else [row["image"]])[:1]
+                        for name in (name if isinstance(name, list) else [name])]  # fmt: skip
+    columns = {key: [row.get(key) for row in made] for key in dict.fromkeys(key for row in made for key in row)}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "mine.parquet", row_group_size=5)
+    ours, theirs = (read_questions(tmp_path / f"mine.{kind}") for kind in ("parquet", "jsonl"))
+    for one, other in zip(ours.tasks, theirs.tasks, strict=True):
+        assert one.name == other.name and one.metric is other.metric
+        for a, b in zip(one.questions, other.questions, strict=True):
+            assert (a.id, a.prompt, a.answer, a.choices) == (b.id, b.prompt, b.answer, b.choices)
+            pixels = [[image.tobytes() for image in q.open(x.images)] for q, x in ((ours, a), (theirs, b))]
+            assert pixels[0] == pixels[1]
+
+
+GOOD = {"question": "What?", "answer": "red"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([{"answer": "red"}], "row 1 has no question"),
+        ([GOOD, {"question": "What?"}], "row 2 has no answer; give `answer` or `answers`"),
+        ([GOOD | {"image": "none.png"}], "row 1: there is no image file"),
+        ([GOOD | {"image": "broken.png"}], "broken.png cannot be read"),
+        ([GOOD | {"image": 7}], "row 1 has the image 7; give a path, or bytes in a parquet file"),
+        ([GOOD | {"metric": "bleu"}], "row 1 has the metric 'bleu'; choose from exact, vqa"),
+        ([GOOD | {"metric": "pope"}], "the metric 'pope' needs yes or no, not 'red'"),
+        ([GOOD | {"metric": "choice"}], "the metric 'choice' needs `choices`"),
+        ([GOOD | {"metric": "vqa"}], "the metric 'vqa' compares with at least 4 annotators' `answers`, not 1"),
+        ([GOOD | {"choices": ["a", "b"]}], "the answer 'red' is none of its 2 choices"),
+        ([GOOD | {"id": "a"}, GOOD | {"id": "a"}], "row 2 has the id 'a' of row 1; give each question its own"),
+        ([GOOD, {"question": "?", "answer": "yes", "metric": "pope"}], "give them two `task` names"),
+        ([GOOD | {"turns": [["What?"]]}], "write [question, answer] for each"),
+        ([], "holds no questions; write a line for each"),
+        (["{"], "row 1 is no JSON"),
+    ],
+)
+def test_a_bad_row_is_one_sentence(tmp_path: Path, lines: list, words: str) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    path = tmp_path / "q.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    with pytest.raises(ValueError) as error:
+        read_questions(path)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shard": "4/4"}, "--shard '4/4' is no part; give WHICH/OF, from 0/4 to 3/4"),
+        ({"shard": "a/b"}, "--shard 'a/b' is no part"),
+        ({"hard": True}, "--hard compares with downscale, which is not among the methods"),
+        ({"data": Path("none.jsonl")}, "there is no data file none.jsonl"),
+        ({"data": Path(__file__)}, "is neither .jsonl nor .parquet"),
+    ],
+)
+def test_bad_settings_are_told_before_the_model_is_loaded(model: Path, data: Path, changes: dict, words: str) -> None:
+    given = {"data": data} | changes
+    with pytest.raises(ValueError) as error:
+        Session(asked(model, given.pop("data"), None, **given))
+    assert words in str(error.value)
