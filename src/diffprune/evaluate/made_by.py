@@ -6,9 +6,9 @@ from hashlib import blake2b
 from diffprune.evaluate.encoded import all_asked
 from diffprune.evaluate.runner import Measurement
 from diffprune.evaluate.sources import Questions
+from diffprune.fingerprint import fingerprint
 from diffprune.model import PrunedVLM
 from diffprune.results import library_versions
-from diffprune.saving import fingerprint
 
 LENGTH = 12  # letters of a digest
 
