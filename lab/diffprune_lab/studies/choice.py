@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
+import diffprune_lab
 from diffprune.evaluate.answers import answers_file, write_sheet
+from diffprune.evaluate.encoded import encode_questions
 from diffprune.evaluate.pruners import load_pruners, measurements, needs_of, origins_of, parse_pruners
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.runner import encode_questions, evaluate, make_sheet
+from diffprune.evaluate.runner import evaluate
+from diffprune.evaluate.scoring import make_sheet
 from diffprune.methods.options import split_methods
 from diffprune.registry import METHODS
 from diffprune.results import read_results, source_commit, write_results
 from diffprune.types import parse_budgets
-from diffprune_lab import join
 from diffprune_lab.scenes.source import ScenesQuestions
 from diffprune_lab.scenes.tasks import TASKS, build_task
 
@@ -83,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="results file; answers are kept beside it")
     parser.add_argument("--commit", help="commit to name in the file, where there is no git checkout")
     options = parser.parse_args(arguments)
-    join()  # where the packages are not installed
+    diffprune_lab.join()  # where the packages are not installed
     if options.list is not None:
         print("\n".join(grid() if options.list == "grid" else rivals()))
         return
@@ -102,9 +104,9 @@ def main(arguments: list[str] | None = None) -> None:
     encoded = encode_questions(
         vlm, ScenesQuestions(asked), needs=needs_of(wanted, saved), batch_size=options.batch_size
     )
-    planned = [one for name in wanted for one in measurements(name, budgets, [0], vlm, encoded, saved)]
+    planned = [one for name in wanted for one in measurements(name, budgets, [0], vlm, saved)]
     answers = evaluate(vlm, encoded, planned, batch_size=options.batch_size)
-    sheet = make_sheet(encoded, answers)
+    sheet = make_sheet(encoded.questions, answers)
     rows = quality_rows(answers, answers[0], versus=options.versus or None, origins=origins_of(planned, saved))
     notes = f"{options.questions} scored questions a task, {options.split} split, world {options.world}"
     seeds = list(dict.fromkeys(one.seed for one in saved))

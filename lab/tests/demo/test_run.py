@@ -9,7 +9,7 @@ import pytest
 
 from diffprune.cli import main as cli
 from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.runner import EncodedQuestions
+from diffprune.evaluate.encoded import EncodedQuestions
 from diffprune.evaluate.task import Question
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS as REGISTERED
