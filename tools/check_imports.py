@@ -102,7 +102,7 @@ LAB: dict[str, set[str]] = {
     "scarce": {"pretrain", "scenes"},
     "models": {"scarce", "scenes"},
     "probes": {"classifier", "deit", "models", "pretrain", "scenes"},
-    "studies": {"classifier", "deit", "models", "probes", "scenes"},
+    "studies": {"classifier", "diffprune_lab", "deit", "models", "probes", "scenes"},
     "demo": {"models", "scenes"},
     "cli": {"demo", "models", "probes", "scenes", "studies"},
     "__main__": {"diffprune_lab"},
