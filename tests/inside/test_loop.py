@@ -273,3 +273,19 @@ def test_what_it_cannot_do_is_refused_and_what_changes_nothing_is_taken() -> Non
             vlm.generate(picture, "what?", max_new_tokens=3)
     finally:
         vlm.base.generation_config.repetition_penalty = None
+
+
+def test_words_taken_at_once_are_counted_one_by_one() -> None:
+    vlm = pruned("llava", "hidden_norm", keep=5, layer=1)
+    batch = vlm.prepare([tiny.picture(1)], ["what?"])
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+    lm, counts = splice_all(vlm, batch, tokens), vlm.prompt_counts(batch, vlm.counts(tokens))
+    words = vlm.base.get_input_embeddings()(torch.tensor([[5, 6, 7]]))
+    with torch.no_grad():
+        _, cache = loop.prefill(vlm.backbone, lm, vlm.method, counts)
+        whole = loop.extend(vlm.backbone, words, cache)
+        _, cache = loop.prefill(vlm.backbone, lm, vlm.method, counts)
+        loop.extend(vlm.backbone, words[:, :2], cache)
+        last = loop.step(vlm.backbone, words[:, 2:], cache)
+    torch.testing.assert_close(last, whole[:, -1])
