@@ -33,7 +33,7 @@ def api_block() -> str:
     from diffprune.config import load_config
     from diffprune.train.run import train_pruner
 
-    parts = ["## Signatures", "", "Made by `make docs` from the code.", "", "```python"]
+    parts = ["## Signatures", "", "Made by `make docs` from the code.", "", "```text"]
     for name in diffprune.__all__:
         if name in ("backbones", "methods"):
             parts += [f"dp.{name}() -> list[str]", f"    # Names of the {name} there are.", ""]
@@ -44,7 +44,7 @@ def api_block() -> str:
     parts += ["```", ""]
     for package in ("ops", "nn"):
         module = getattr(diffprune, package)
-        parts += ["```python", f"# diffprune.{package}", ""]
+        parts += ["```text", f"# diffprune.{package}", ""]
         for name in module.__all__:
             item = getattr(module, name)
             if callable(item) and not hasattr(item, "__args__"):

@@ -59,6 +59,7 @@ FULL = Path("/dev/full")  # takes nothing, as a full disk
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_told_with_the_checkpoint_that_is_whole_and_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-000002").mkdir()
+    (tmp_path / "checkpoint-000002" / "state.json").write_text("{}")
     said = r"cannot be written \(No space left on device\); .*checkpoint-000002 is whole: make room in .* --resume"
     with (
         pytest.raises(OSError, match=f"^metrics.jsonl {said}"),
