@@ -1,6 +1,8 @@
 """Records of a run, and what becomes of those a killed run left."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,9 @@ FULL = Path("/dev/full")  # takes nothing, as a full disk
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_told_with_the_checkpoint_that_is_whole_and_the_way_out(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_with_the_checkpoint_that_is_whole_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "checkpoint-000002").mkdir()
     (tmp_path / "checkpoint-000002" / "state.json").write_text("{}")
     said = r"cannot be written \(No space left on device\); .*checkpoint-000002 is whole: make room in .* --resume"
@@ -68,7 +72,11 @@ def test_a_full_disk_is_told_with_the_checkpoint_that_is_whole_and_the_way_out(t
         watch.file.close()
         watch.file = FULL.open("a")
         watch.step(record(3))
-    (tmp_path / "loss.png").symlink_to(FULL)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
     with pytest.raises(OSError, match=f"^loss.png {said}"):
         plot_losses(tmp_path, [{"kind": "train", **record(1)}])
 
