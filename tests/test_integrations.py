@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from diffprune.extras import MissingExtraError, missing_modules
+from diffprune.cli import main as cli
+from diffprune.extras import missing_modules
 from diffprune.integrations.lmms import require_harness
 from diffprune.integrations.readings import counted, read
 from diffprune.integrations.suites import PAPER, suite_tasks
@@ -29,20 +30,31 @@ def old_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         del sys.modules[name]
 
 
-def test_a_harness_too_old_for_entry_points_is_told(old_harness) -> None:
+def test_a_harness_too_old_for_entry_points_is_told(old_harness, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"too old: it takes no models by entry points; update it"):
         require_harness()
+    assert cli._run(["eval", "--harness", "lmms", "--model", "scenes-nano", "--device", "cpu"]) == 2
+    assert "too old" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not missing_modules("lmms"), reason="the harness is installed here")
-def test_a_harness_that_is_not_there_is_told() -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install 'diffprune\[lmms\]'"):
-        require_harness()
+def test_a_harness_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._run(["eval", "--harness", "lmms", "--model", "scenes-nano", "--device", "cpu"]) == 2
+    assert "'lmms' is not installed: run pip install" in capsys.readouterr().err
 
 
-def test_a_suite_that_is_none_is_told() -> None:
-    with pytest.raises(ValueError, match="no suite 'papers'; choose paper"):
-        suite_tasks("papers")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--harness", "helm"], "no harness 'helm'; choose lmms"),
+        (["--harness", "lmms", "--suite", "papers"], "no suite 'papers'; choose paper"),
+        (["--harness", "lmms", "--blind"], "--blind cannot be asked through a harness"),
+        (["--harness", "lmms", "--methods", "oracle"], "oracle"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert cli._run(["eval", *arguments, "--device", "cpu"]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_the_suite_has_ten_tasks_each_with_a_note() -> None:

@@ -1,5 +1,5 @@
-"""Writes docs/methods.md, docs/methods/*.md, docs/backbones.md, docs/cli.md, docs/config.md and the signatures of
-docs/api.md from what the code says of itself.
+"""Writes docs/methods.md, docs/methods/*.md, docs/backbones.md, docs/cli.md, docs/config.md, the signatures of
+docs/api.md and the table of docs/harness.md from what the code says of itself.
 
 A method's page opens with a block made from its `Card`, its docstring and its `Options`. What stands below the block is
 prose, written by hand where there is something to say; a new method has a page without any.
@@ -22,6 +22,7 @@ from diffprune import config
 from diffprune.cli.backbones import list_backbones
 from diffprune.cli.main import module_of, subcommands
 from diffprune.cli.methods import list_methods
+from diffprune.integrations.suites import protocol_table
 from diffprune.registry import METHODS
 from diffprune.results import Row, markdown_table, write_text
 
@@ -260,12 +261,19 @@ def type_text(kind: Any) -> str:
     return "nothing" if kind is type(None) else kind.__name__
 
 
+def harness_page() -> str:
+    """The page on public benchmarks, its table made from the suite."""
+    head, _, rest = (DOCS / "harness.md").read_text(encoding="utf-8").partition(OPEN)
+    return f"{head}{OPEN}\n\n{protocol_table()}\n{CLOSE}{rest.partition(CLOSE)[2]}"
+
+
 def pages() -> dict[Path, str]:
     """The text of each generated page."""
     return {
         DOCS / "methods.md": methods_page(),
         DOCS / "backbones.md": backbones_page(),
         DOCS / "cli.md": cli_page(),
+        DOCS / "harness.md": harness_page(),
         DOCS / "config.md": config_page(),
         DOCS / "api.md": with_block(DOCS / "api.md", api_block()),
         **method_pages(),

@@ -85,6 +85,19 @@ def command(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Forget what was answered for --out before; default: go on with it.")
     ] = False,
+    harness: Annotated[
+        str, typer.Option(help="lmms: public benchmarks through lmms-eval, which poses the questions and judges.")
+    ] = "",
+    suite: Annotated[
+        str,
+        typer.Option(help="With --harness: paper, its ten benchmarks; --tasks names some, or the harness's others."),
+    ] = "paper",
+    include: Annotated[
+        list[Path] | None, typer.Option(help="With --harness: a folder with further tasks of it; may be repeated.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With --harness: the first rows of each benchmark alone.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
     out: Annotated[
         Path | None, typer.Option(help="Results file to write; answers are kept beside it, from the first batch on.")
@@ -107,6 +120,7 @@ def command(
       diffprune eval --model MODEL --data q.jsonl --methods random,downscale --keep 0.3333 --hard --out results/q.json
       diffprune eval --methods 'fastv,fastv[budget=average],holov[variant=paper]' --keep 224
       diffprune eval --pruner runs/a42,runs/a123,dedicated@64=runs/b64 --methods random --versus diffprune
+      diffprune eval --harness lmms --suite paper --pruner runs/llava-k64 --methods random --keep 64 --batch-size 16
     """
     labels = [one.partition("=")[0].partition("@")[0] for one in pruner.split(",") if "=" in one]
     check_names(methods, also=["oracle", "blind", "downscale", *labels])
@@ -139,9 +153,17 @@ def command(
         out=out,
         commit=commit,
     )
-    session = Session(settings)
-    with progress_bars(quiet=as_json) as progress:
-        outcome = session.run(progress)
+    if harness:
+        from diffprune.integrations.evaluation import HarnessRun
+
+        found = HarnessRun(asked=settings, harness=harness, suite=suite, include=include or (), limit=limit).run()
+        if found is None:  # the first of several processes has the answers
+            return
+        outcome = found
+    else:
+        session = Session(settings)
+        with progress_bars(quiet=as_json) as progress:
+            outcome = session.run(progress)
     if as_json:
         print_json(outcome.rows)
         return

@@ -5,6 +5,7 @@ those of any other questions. Under `torchrun` the questions are shared out, and
 """
 
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
@@ -52,7 +53,11 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> list[tuple
     """
     require_harness()
     from lmms_eval.tasks import TaskManager, get_task_dict  # pyright: ignore[reportMissingImports]
+    from loguru import logger  # pyright: ignore[reportMissingImports]
 
+    importlib.import_module("lmms_eval.evaluator")
+    logger.remove()  # importing it has sent its log to stdout, which is for results
+    logger.add(sys.stderr, level="WARNING")
     known = {one.task: one for one in PAPER}
     manager = TaskManager(include_path=[str(path) for path in include] or None, model_name=MODEL_ID)
     found = []
@@ -134,6 +139,8 @@ def ask_all(
         limit: Rows of each benchmark's data; default: all.
         done: Given the sheet whenever a measurement is complete.
     """
+    if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        print(f"process {rank() + 1} of {processes} answers on {vlm.base.device}", file=sys.stderr)
     everything = [(Entry("full", 1.0, 0), vlm.method), *measurements]
     benchmarks = [one for one, _ in tasks]
     sheet: Sheet | None = None
