@@ -57,7 +57,7 @@ def test_each_pick_has_the_largest_determinant_there_is(features: str, beta: flo
 
 
 def test_a_reach_makes_tokens_alike_only_where_they_are_near() -> None:
-    method, tokens = diverse(beta=1.0, reach=1.5), make_tokens((12, 12))
+    method, tokens = diverse(beta=1.0, features="encoder", reach=1.5), make_tokens((12, 12))
     where = torch.tensor([[index // 4, index % 4] for index in range(12)], dtype=torch.float64)
     nearness = torch.exp(-0.5 * (torch.cdist(where, where) / 1.5) ** 2)
     for row in range(2):
@@ -77,12 +77,12 @@ def test_much_beta_is_top_k_and_copies_are_kept_last() -> None:
         much = diverse(beta=beta)
         assert torch.equal(much.select(tokens, 5), dp.ops.hard_topk(much.score(tokens), 5))
     twins = VisualTokens(x=tokens.x[:, :6].repeat(1, 2, 1))
-    keep = diverse(beta=0.5).select(twins, 6)
+    keep = diverse(beta=0.5, features="encoder").select(twins, 6)
     assert torch.equal(keep, torch.arange(6).expand(2, -1))
 
 
 def test_past_the_rank_worth_decides() -> None:
-    method, rank = diverse(beta=0.3), 3
+    method, rank = diverse(beta=0.3, features="encoder"), 3
     x = torch.randn(1, 12, rank, generator=torch.Generator().manual_seed(1)) @ torch.eye(rank, 16)
     tokens = VisualTokens(x=x)
     first, ranked = set(method.select(tokens, rank)[0].tolist()), method.score(tokens)[0].argsort(descending=True)

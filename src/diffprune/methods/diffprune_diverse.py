@@ -31,8 +31,8 @@ class DiverseOptions:
     scorer, scorer_depth, final_norm: Of the trained scorer, see `diffprune`.
     """
 
-    beta: float = 1.0
-    features: str = "encoder"
+    beta: float = 2.0
+    features: str = "scorer"
     reach: float = 0.0
     scorer: str = "blocks"
     scorer_depth: int = 2
