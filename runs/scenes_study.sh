@@ -49,7 +49,7 @@ fi
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
 [ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
 # Four kinds of task of the paper's ablations.
-four=gqa,mmbench,pope,mme
+four=scenes/gqa,scenes/mmbench,scenes/pope,scenes/mme
 seed1=${SEEDS%% *}
 mkdir -p "$work"/{train,logs,eval,jobs} "$out"
 

@@ -14,8 +14,11 @@ from diffprune.evaluate.task import Question
 from diffprune.model import PrunedVLM
 from diffprune_lab.scenes import pack, render
 from diffprune_lab.scenes.encode import to_images
+from diffprune_lab.scenes.tasks import PREFIX
 
-SHOWN_TASKS = ("textvqa", "gqa", "scienceqa", "vqav2", "mmbench", "vizwiz", "seed", "pope")
+SHOWN_TASKS = tuple(
+    PREFIX + kind for kind in ("textvqa", "gqa", "scienceqa", "vqav2", "mmbench", "vizwiz", "seed", "pope")
+)
 MOST_DIFFERING = 2
 KeptBy = Mapping[str, Mapping[int, tuple[int, ...]]]
 SaidBy = Mapping[str, Mapping[int, str]]

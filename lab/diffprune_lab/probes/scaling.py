@@ -37,10 +37,11 @@ from diffprune_lab.scenes import qwen
 from diffprune_lab.scenes.qwen import QwenSpec, save_model
 from diffprune_lab.scenes.reference import checksums
 from diffprune_lab.scenes.source import SCENES_TASKS
+from diffprune_lab.scenes.tasks import PREFIX
 
 NAME = "scaling"
 BACKBONES = tuple(qwen.SPECS)
-TASKS = ("mmbench", "mme", "pope", "scienceqa", "textvqa")  # of the paper's Qwen table
+TASKS = tuple(PREFIX + kind for kind in ("mmbench", "mme", "pope", "scienceqa", "textvqa"))  # of the paper's Qwen table
 RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9}  # share that stays: percent pruned
 LEARNED = "diffprune"
 CHANGED = tuple(f"{LEARNED}[{change}]" for change in ("tau.start=0.25", "tau.start=0.5", "noise=matched"))

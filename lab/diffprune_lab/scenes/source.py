@@ -11,7 +11,7 @@ from diffprune.model import PrunedVLM
 from diffprune_lab.scenes.encode import encode_scenes, own_sizes, scene_images
 from diffprune_lab.scenes.oracle import Oracle
 from diffprune_lab.scenes.sizes import picture_size, require_sizes
-from diffprune_lab.scenes.tasks import TASKS, build_task
+from diffprune_lab.scenes.tasks import PREFIX, TASKS, build_task
 from diffprune_lab.scenes.world import SPLITS, Scene
 
 
@@ -53,7 +53,7 @@ class ScenesTasks:
     """The source of the scenes tasks."""
 
     def names(self) -> tuple[str, ...]:
-        return TASKS
+        return tuple(PREFIX + kind for kind in TASKS)
 
     def build(
         self, names: Sequence[str] = TASKS, *, split: str = "test", count: int = 500, sizes: str = ""

@@ -31,7 +31,8 @@ from diffprune_lab.scenes.families import SPECS, Draft, Family, TaskSpec
 from diffprune_lab.scenes.language import LETTERS, Pair, Words
 from diffprune_lab.scenes.world import SPLITS, Scene, make_scene
 
-TASKS = tuple(SPECS)
+TASKS = tuple(SPECS)  # kinds; a task is named after its kind, behind the prefix
+PREFIX = "scenes/"  # a benchmark's bare name is for the benchmark
 _TRIES = 6  # draws from one scene before the next is taken
 
 
@@ -57,10 +58,11 @@ def build_task(name: str, split: str, count: int, seed: int = 0) -> SceneTask:
     The same arguments give the same task on every machine. `mmbench_cn` is `mmbench` translated.
 
     Args:
-        name: One of TASKS.
+        name: One of TASKS, with or without the prefix.
         split: "train", "validation" or "test".
         seed: Another seed gives other scenes and questions.
     """
+    name = name.removeprefix(PREFIX)
     if name not in SPECS:
         raise ValueError(f"There is no task {name!r}: choose one of {', '.join(TASKS)}.")
     if split not in SPLITS:
@@ -95,7 +97,7 @@ def build_task(name: str, split: str, count: int, seed: int = 0) -> SceneTask:
                 )
             )
         turn[number] += 1
-    return SceneTask(name, questions, METRICS[spec.metric])
+    return SceneTask(PREFIX + name, questions, METRICS[spec.metric])
 
 
 def _apportion(count: int, weights: Sequence[int]) -> list[int]:

@@ -35,11 +35,11 @@ def run(capsys: pytest.CaptureFixture[str], folder: Path):
 
 def test_the_oracle_of_these_pictures_is_measured_too(run, tmp_path: Path) -> None:
     out = tmp_path / "x.json"
-    code, _, err = run("--methods", "oracle", "--keep", "8,0.1", "--tasks", "pope,gqa", "--out", str(out))
+    code, _, err = run("--methods", "oracle", "--keep", "8,0.1", "--tasks", "scenes/pope,scenes/gqa", "--out", str(out))
     assert code == 0, err
     results = read_results(out)
     quality = {(row["method"], row["keep"], row["task"]) for row in results.rows if "task" in row}
-    assert quality >= {("oracle", keep, task) for keep in (8, 0.1) for task in ("pope", "gqa")}
+    assert quality >= {("oracle", keep, task) for keep in (8, 0.1) for task in ("scenes/pope", "scenes/gqa")}
     assert results.notes == "2 scored questions a task, test split; the scenes tasks are stand-ins"
 
 
@@ -51,8 +51,8 @@ def test_pictures_have_the_size_the_folder_says_or_the_one_asked_for(
     (folder / "scenes.json").write_text('{"sizes": "384"}')
     out = tmp_path / "x.json"
     code = cli._run([
-        "eval", "--model", str(folder), "--methods", "random", "--keep", "0.2", "--tasks", "pope", "--questions", "2",
-        "--seeds", "0", "--device", "cpu", "--out", str(out), *arguments,
+        "eval", "--model", str(folder), "--methods", "random", "--keep", "0.2", "--tasks", "scenes/pope",
+        "--questions", "2", "--seeds", "0", "--device", "cpu", "--out", str(out), *arguments,
     ])  # fmt: skip
     assert code == 0, capsys.readouterr().err
     results = read_results(out)

@@ -135,9 +135,9 @@ def test_rows_of_a_run_carry_the_contract_s_keys(encoded: EncodedQuestions) -> N
     check_rows(rows)
     by_task = {(row["method"], row["seed"], row["task"]): row for row in rows if "task" in row}
     assert len(by_task) == 3 * 3
-    assert by_task["full", 0, "pope"]["score"] == pytest.approx(200 / 3)  # F1 of always yes
-    assert by_task["full", 0, "mme"]["score"] == pytest.approx(25.0)  # half of the questions, no pair
-    assert by_task["full", 0, "mme"]["score_raw"] == pytest.approx(0.25 * 200 * 6)
+    assert by_task["full", 0, "scenes/pope"]["score"] == pytest.approx(200 / 3)  # F1 of always yes
+    assert by_task["full", 0, "scenes/mme"]["score"] == pytest.approx(25.0)  # half of the questions, no pair
+    assert by_task["full", 0, "scenes/mme"]["score_raw"] == pytest.approx(0.25 * 200 * 6)
     summaries = [row for row in rows if "retention" in row]
     assert [(row["method"], row["n_seeds"]) for row in summaries] == [("full", 1), ("random", 2)]
     for row in summaries:  # TextVQA, where nothing is right, is left out
@@ -179,13 +179,13 @@ def test_answers_are_kept_beside_their_questions(encoded: EncodedQuestions, tmp_
     kept = json.loads((tmp_path / "answers.json").read_text())
     assert [question["prompt"] for question in kept["questions"]] == encoded.prompts
     assert kept["runs"][0]["said"] == said
-    assert kept["notes"] == {"textvqa": "answers normalised as EvalAI does"}  # of these four the only open answers
+    assert kept["notes"] == {"scenes/textvqa": "answers normalised as EvalAI does"}  # of the four the only open answers
 
 
 def test_task_names_are_checked() -> None:
-    assert find_tasks("scenes") == (SCENES_TASKS, TASKS)
-    assert find_tasks("pope,gqa,pope") == (SCENES_TASKS, ("pope", "gqa"))
+    assert find_tasks("scenes") == (SCENES_TASKS, tuple(f"scenes/{kind}" for kind in TASKS))
+    assert find_tasks("scenes/pope,scenes/gqa,scenes/pope") == (SCENES_TASKS, ("scenes/pope", "scenes/gqa"))
     with pytest.raises(ValueError, match="there is no task 'popp'"):
-        find_tasks("gqa,popp")
+        find_tasks("scenes/gqa,popp")
     with pytest.raises(ValueError, match="no task was named"):
         find_tasks("")

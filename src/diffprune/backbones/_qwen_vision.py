@@ -6,6 +6,7 @@ merger runs on kept groups alone. P counts patches over all images, group after 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -188,11 +189,15 @@ class QwenVL(Backbone):
         placeholders = [time * rows * columns // self.group for time, rows, columns in grid]
         return Layout(placeholders, [(columns * patch, rows * patch) for _, rows, columns in grid])
 
-    def scaled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(height, width) to which the processor scales a picture of (width, height)."""
+    def scaled(self, size: tuple[int, int], least: int | None = None) -> tuple[int, int]:
+        """(height, width) to which the processor scales a picture of (width, height).
+
+        Args:
+            least: Pixels below which it makes pictures larger; default: its own setting.
+        """
         processor, (width, height) = self.processor.image_processor, size
         limits, factor = dict(processor.size), processor.patch_size * processor.merge_size
-        pixels = {"min_pixels": limits["shortest_edge"], "max_pixels": limits["longest_edge"]}
+        pixels = {"min_pixels": least or limits["shortest_edge"], "max_pixels": limits["longest_edge"]}
         height, width = smart_resize(height, width, factor=factor, **pixels)
         return height, width
 
@@ -200,8 +205,14 @@ class QwenVL(Backbone):
         return self.scaled(size) == size[::-1]
 
     def forms(self, size: tuple[int, int], *, alone: bool = True) -> Iterator[Form]:
-        factor = self.processor.image_processor.patch_size * self.processor.image_processor.merge_size
-        return smaller_sizes(size, lambda size: math.prod(self.scaled(size)) // factor**2)
+        """The picture as it is, then of fewer pixels, with no smallest number of them in the processor's way."""
+        processor = self.processor.image_processor
+        token = (processor.patch_size * processor.merge_size) ** 2  # pixels of one
+        yield Form(size, math.prod(self.scaled(size)) // token)
+        limits = dict(processor.size) | {"shortest_edge": token}
+        given = {key: limits[key] for key in ("shortest_edge", "longest_edge")}
+        for form in smaller_sizes(size, lambda size: math.prod(self.scaled(size, token)) // token):
+            yield replace(form, setting=("size", type(processor.size)(**given)))
 
     def pixel_features(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
         """Patches, group after group."""

@@ -86,6 +86,7 @@ class Journal:
     def _append(self, line: Mapping[str, Any]) -> None:
         if self.path is None:
             return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             if file.tell() == 0:
                 file.write(json.dumps({"made_by": self.made_by}, ensure_ascii=False).encode("utf-8") + b"\n")
