@@ -96,7 +96,7 @@ class Memory:
         reused = 0
         if cache is not None and known is not None and not reads_text:
             reused = min(num_equal(columns, known), cache.get_seq_length(), last)
-        if not reused:
+        if cache is None or not reused:
             cache = empty
         elif reused < cache.get_seq_length():
             cache.crop(reused - cache.get_seq_length())

@@ -91,8 +91,8 @@ def differing_questions(
             if minority and (best is None or minority > best[0]):
                 best = (minority, task.name, number, question)
         split += [best] if best else []
-    for _, *found in sorted(split, key=lambda one: -one[0])[:MOST_DIFFERING]:
-        yield found[0], found[1], found[2]
+    for _, task_name, place, question in sorted(split, key=lambda one: -one[0])[:MOST_DIFFERING]:
+        yield task_name, place, question
 
 
 def make_examples(vlm: PrunedVLM, encoded: EncodedQuestions, answers: Sequence[Answers]) -> list[Example]:

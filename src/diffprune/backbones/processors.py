@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ def _read(path: Path) -> Image.Image:
 def _opened(file: io.BufferedIOBase, name: str) -> Image.Image:
     """The picture in an open file, whose kind is told by its content and is one of `FORMATS`."""
     try:
-        image = Image.open(file, formats=FORMATS)
+        image = Image.open(cast(IO[bytes], file), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise ValueError(f"the image {name} is too large to open ({error}); scale it down first") from error
     except Exception as error:  # damaged headers make Pillow's readers raise anything

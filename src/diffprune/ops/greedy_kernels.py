@@ -7,7 +7,7 @@
 
 Imported by `diffprune.ops.greedy` alone, and only where there is a GPU and Triton. Nothing here waits for the device.
 """
-# pyright: basic, reportMissingImports=false, reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: basic, reportIndexIssue=false, reportMissingImports=false, reportUnknownMemberType=false, reportMissingTypeStubs=false
 
 from collections.abc import Callable
 

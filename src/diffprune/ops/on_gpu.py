@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import ModuleType
 
 import torch
@@ -17,7 +17,7 @@ _wanted = contextvars.ContextVar("wanted", default=True)
 
 
 @contextlib.contextmanager
-def reference() -> Iterator[None]:
+def reference() -> Generator[None]:
     """Inside, choices and products are made by plain torch on every device: for comparisons."""
     token = _wanted.set(False)
     try:

@@ -18,7 +18,8 @@ def places(tokens: VisualTokens) -> Float[Tensor, "B N 2"] | None:
         return torch.stack([rows[grid] for grid in tokens.grid])
     if tokens.boxes is None:
         return None
-    first, last = tokens.boxes.float().unflatten(-1, (2, 2)).unbind(-2)  # [B, N, 2]
+    boxes = tokens.boxes.float()
+    first, last = boxes[..., :2], boxes[..., 2:]  # [B, N, 2]
     real = tokens.mask.unsqueeze(-1)
     side = ((last - first) * real).mean(-1).sum(-1) / tokens.mask.sum(-1).clamp(min=1)  # of the row's mean token
     return ((first + last) / 2 / side.clamp(min=1e-6).view(-1, 1, 1)).where(real, 0.0)
