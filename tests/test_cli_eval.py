@@ -114,8 +114,9 @@ def test_what_an_artefact_says_of_its_recipe_and_choice(options: dict, recorded:
     from diffprune.evaluate.pruners import origin_of
     from diffprune.model import PrunedVLM
 
-    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4, **options)
-    vlm.artefact = {"method": {"options": dataclasses.asdict(vlm.method.options)}, **recorded}
+    method = "diffprune-diverse" if "choice" in recorded else "diffprune"  # what a load deploys
+    vlm = PrunedVLM(*tiny.build("llava"), method=method, keep=4, **options)
+    vlm.artefact = {"method": {"name": "diffprune", "options": dataclasses.asdict(vlm.method.options)}, **recorded}
     assert origin_of(vlm, None) == {"recipe": recipe, "choice": "diverse" if recorded else "top-k"}
 
 
