@@ -32,7 +32,7 @@ def require_harness() -> None:
     if importlib.util.find_spec("lmms_eval.models.registry_v2") is None:
         raise ValueError(
             f"lmms-eval {harness_version()} is too old: it takes no models by entry points; update it: "
-            "pip install --upgrade 'diffprune[lmms]'"
+            "pip install --upgrade lmms-eval"
         )
 
 
