@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import diffprune as dp
-from diffprune import api, loading, model
+from diffprune import api, fitting, loading
 from diffprune.api import load_vlm
 from diffprune.loading import refuse_gaps
 from diffprune.methods.base import Card, Kept, MergingPruner
@@ -62,13 +62,13 @@ def test_random_keeps_the_same_tokens_of_a_picture_in_any_batch() -> None:
 
 
 def test_a_method_with_options_in_its_name_is_built_around_a_model_wrapped_once(monkeypatch) -> None:
-    plain, wrapped, wrap = pruned("llava"), [], model.wrap_backbone
+    plain, wrapped, wrap = pruned("llava"), [], fitting.wrap_backbone
 
     def count(*arguments):
         wrapped.append(wrap(*arguments))
         return wrapped[-1]
 
-    for module in (loading, model):
+    for module in (loading, fitting):
         monkeypatch.setattr(module, "wrap_backbone", count)
     monkeypatch.setattr(api, "load_base", lambda name: (plain.base, plain.processor))
     # `budget` is an option of the method as well as of the model around it: each keeps its own.

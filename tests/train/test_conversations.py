@@ -24,7 +24,7 @@ PICTURES = [tiny.picture(1, (40, 30)), tiny.picture(2, (40, 30))]
 
 def vlm_of(family: str = "llava", method: str = "full", **options: object) -> PrunedVLM:
     model, processor = tiny.build(family)
-    vlm = PrunedVLM(model, processor, keep=4)
+    vlm = PrunedVLM(model, processor)
     made = build_method(method, block=vlm.backbone.block, language=vlm.backbone.language, **options)
     return PrunedVLM(model, processor, method=made, keep=4)
 

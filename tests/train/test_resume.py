@@ -91,7 +91,7 @@ def test_sigterm_saves_and_leaves_and_the_run_goes_on(config, server, unbroken):
     command = ("train", "--config", str(config), "--out", str(folder), "--resume", "saving.every=1000")
     server.start(*command, end=("metrics", 2, signal.SIGTERM))
     assert server.wait() == 143, server.log.read_text()
-    assert "everything is saved, go on with --resume" in server.log.read_text()
+    assert "everything is saved, go on with: diffprune train --resume" in server.log.read_text()
     found = load_latest(folder)
     assert found is not None and found.state["step"] == 3  # the step after the signal is finished
     assert not (folder / "model.safetensors").exists()
@@ -235,7 +235,7 @@ def test_a_run_does_not_go_on_with_another_base_model(config, server, unbroken):
     safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
     try:
         server.start("train", "--config", str(config), "--out", str(folder), "--resume")
-        assert server.wait() == 1
+        assert server.wait() == 2
     finally:
         weights.write_bytes(before)
     assert "the run was started on another base model" in server.log.read_text()
