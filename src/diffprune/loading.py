@@ -303,7 +303,7 @@ def load_pruned_vlm(
     Args:
         method: How its weights choose, where not by the saved `choice`.
     """
-    folder, restore = _local(directory)
+    folder, restore = local_pruner(directory)
     config, state = load_pruner(folder, restore=restore)
     wanted = config["base"]
     if base is None:
@@ -378,7 +378,7 @@ def refuse_other_base(backbone: Any, config: Mapping[str, Any]) -> None:
         )
 
 
-def _local(directory: str | Path) -> tuple[Path, str | None]:
+def local_pruner(directory: str | Path) -> tuple[Path, str | None]:
     """A saved pruner's folder: given, brought along by a package, or a hub id's files; and how to restore its files."""
     path = Path(directory)
     if path.is_dir():

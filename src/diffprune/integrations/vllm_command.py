@@ -1,0 +1,227 @@
+"""How vLLM is told to serve a pruned model: its command line and its configuration. vLLM itself is not imported.
+
+    command("scenes-llava-diffprune", keep=64, port=8000)   # the arguments of the process that serves it
+    engine_arguments("runs/llava-k64", keep=64)             # the same for Python: vllm.LLM(**engine_arguments(...))
+
+What cannot be served is refused here already, in one sentence, before an engine takes minutes to start.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from diffprune.backbones.base import Backbone
+from diffprune.fitting import POSITIONS, require_family
+from diffprune.loading import describe_base, describe_processor, hub_id, local_pruner, source_of
+from diffprune.methods.base import Pruner
+from diffprune.methods.options import parse_method, require_weights
+from diffprune.saving import load_pruner
+from diffprune.types import Budget
+
+ARCHITECTURE = "DiffPruneForConditionalGeneration"
+KEY = "diffprune"  # of the model's configuration, where the settings stand
+NEWLINES = ("all", "none")
+
+# Families that the engine cannot serve, and why.
+REFUSED_FAMILIES: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What stands under `diffprune` in the model's configuration.
+
+    Args:
+        pruner: Folder or hub id of a saved pruner; None: `method` by its name.
+        method: With options in brackets; beside a pruner one that takes its weights.
+        keep: Tokens, or a share, of each picture, where a request does not say; default: the pruner's largest, or all.
+        positions: "original" or "packed".
+        newline: "all" or "none", in families with newline tokens.
+        allow_other_base: Take a pruner that was trained on another base.
+    """
+
+    pruner: str | None = None
+    method: str | None = None
+    keep: int | float | None = None
+    positions: str = "original"
+    newline: str = "all"
+    allow_other_base: bool = False
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any] | None) -> "Settings":
+        """The settings as given; a `ValueError` where one is unknown or none."""
+        known = [field.name for field in fields(cls)]
+        for key in given or {}:
+            if key not in known:
+                raise ValueError(f"{KEY}.{key} is no setting; there are {', '.join(known)}")
+        settings = cls(**(given or {}))
+        if settings.keep is not None:
+            Budget(settings.keep)
+        if settings.positions not in POSITIONS:
+            raise ValueError(f"positions={settings.positions!r} is unknown; choose {' or '.join(POSITIONS)}")
+        if settings.newline not in NEWLINES:
+            raise ValueError(
+                f"newline={settings.newline!r} cannot be served: placeholders are counted before a picture is looked "
+                "at, and with 'rows' their number depends on what is kept; choose all or none"
+            )
+        if settings.pruner is None and settings.method is not None:
+            require_weights(parse_method(settings.method).name)
+        return settings
+
+    def written(self) -> dict[str, Any]:
+        """Those that differ from the defaults, as they stand in the configuration."""
+        usual = asdict(type(self)())
+        return {key: value for key, value in asdict(self).items() if value != usual[key]}
+
+
+def refuse_method(method: Pruner | type[Pruner], name: str) -> None:
+    """An error for a method whose tokens the engine could not count or keep apart."""
+    if method.is_inside:
+        raise ValueError(
+            f"method {name!r} drops inside the language model, which is the engine's own; "
+            "serve one that chooses before it (`diffprune methods`)"
+        )
+    if "text" in method.needs:
+        raise ValueError(
+            f"method {name!r} reads the question, and the engine keeps a picture's tokens for every question about "
+            "it; serve one that looks at the picture alone (`diffprune methods`)"
+        )
+    if not method.is_exact and name != "full":
+        raise ValueError(
+            f"method {name!r} decides by the picture how many tokens stay, and the engine counts them before it looks "
+            "at one; serve one that keeps exactly K (`diffprune methods`)"
+        )
+
+
+def refuse_family(family: type[Backbone]) -> None:
+    """An error for a family that the engine cannot serve."""
+    if why := REFUSED_FAMILIES.get(family.family):
+        raise ValueError(f"the {family.family} family cannot be served by vLLM: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model as the engine is told of it.
+
+    Args:
+        model: Folder or hub id of the base model.
+        revision: Of the base model.
+        overrides: Of its configuration.
+        template: A chat template instead of its own, where its own leaves out the start token.
+    """
+
+    model: str
+    revision: str | None
+    overrides: dict[str, Any]
+    template: str | None
+
+
+def describe_served(
+    pruner: str = "none", *, model: str | None = None, base: str | None = None, **settings: Any
+) -> Served:
+    """What the engine must be told to serve a saved pruner, or with `none` any method around any model.
+
+    Args:
+        model: The base model of `pruner="none"`; a saved pruner names its own.
+        base: Where the base model of a saved pruner lies, if not where it says.
+        settings: Of `Settings`; None stands for the default.
+    """
+    given = {key: value for key, value in settings.items() if value is not None}
+    revision = None
+    if pruner == "none":
+        if model is None:
+            raise ValueError("--pruner none needs a base model: name one with --model")
+        name, method = model, given.get("method", "full")
+    else:
+        folder, restore = local_pruner(pruner)
+        config, _ = load_pruner(folder, restore=restore)
+        name, revision = base or model or config["base"]["id"], config["base"]["revision"]
+        if not name:
+            raise ValueError(f"{pruner} does not name its base model; give its folder or hub id with --model")
+        method = given.get("method", config["method"]["name"])
+        given["pruner"] = str(folder.resolve()) if folder.is_dir() else pruner
+        given.setdefault("keep", config["budgets"][-1])
+        given.setdefault("positions", config["positions"])
+    wanted = Settings.read(given)
+    source = source_of(name)
+    where = str(source.folder(name).resolve()) if source is not None else hub_id(str(name))
+    where = str(Path(where).resolve()) if Path(where).is_dir() else where
+    described = describe_base(where, repr(name), **({} if revision is None else {"revision": revision}))
+    family = require_family(described.model_type)
+    refuse_family(family)
+    named = parse_method(method)
+    refuse_method(
+        named.build(block=family.tower_block(described)) if not named.kind.trained else named.kind, named.name
+    )
+    overrides: dict[str, Any] = {"architectures": [ARCHITECTURE], KEY: wanted.written()}
+    if wanted.positions == "original" and family.plain_positions:
+        overrides["text_config"] = {"rope_parameters": {"mrope_section": rope_sections(described)}}
+    processor = describe_processor(where, described.model_type, **({} if revision is None else {"revision": revision}))
+    return Served(where, revision, overrides, started_template(processor))
+
+
+def rope_sections(config: Any) -> list[int]:
+    """Three parts of half a head: what makes vLLM keep three rows of positions for a model that turns by one number.
+
+    The sizes of the parts are used by nothing: the model itself turns by the first row.
+    """
+    text = config.get_text_config()
+    half = (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) // 2
+    return [half - 2 * (half // 3), half // 3, half // 3]
+
+
+def started_template(processor: Any) -> str | None:
+    """The chat template with the start token in front, where the tokenizer adds it and the template leaves it out.
+
+    transformers adds the token to a laid-out chat that does not begin with it; vLLM's chat endpoint never does.
+    """
+    tokenizer, template = processor.tokenizer, getattr(processor, "chat_template", None)
+    start = tokenizer.bos_token
+    if start is None or not isinstance(template, str):
+        return None
+    (first, *_) = [*tokenizer("a")["input_ids"], None]
+    laid_out = processor.apply_chat_template(
+        [{"role": "user", "content": [{"type": "text", "text": "a"}]}], add_generation_prompt=True, tokenize=False
+    )
+    if first != tokenizer.bos_token_id or laid_out.startswith(start):
+        return None
+    return "{{ bos_token }}" + template
+
+
+def engine_arguments(pruner: str = "none", **settings: Any) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` that serve a saved pruner, or a method around a model; see `describe_served`."""
+    served = describe_served(pruner, **settings)
+    revision = {} if served.revision is None else {"revision": served.revision}
+    return {"model": served.model, "hf_overrides": served.overrides, **revision}
+
+
+def command(
+    pruner: str = "none",
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    api_key: str | None = None,
+    more: Sequence[str] = (),
+    **settings: Any,
+) -> list[str]:
+    """The arguments of the process that serves a saved pruner, or a method around a model, with vLLM's own server.
+
+    Args:
+        pruner: A saved pruner, or `none`.
+        name: Under which requests ask for it; default: the pruner's or the model's.
+        api_key: That requests must bring as a bearer token.
+        more: Further arguments of vLLM, as they are.
+        settings: Of `describe_served`: model, method, keep, positions, newline.
+    """
+    served = describe_served(pruner, **settings)
+    called = name or (str(settings.get("model")) if pruner == "none" else pruner)
+    out = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", served.model]
+    out += ["--revision", served.revision] if served.revision is not None else []
+    out += ["--served-model-name", called, "--host", host, "--port", str(port)]
+    out += ["--hf-overrides", json.dumps(served.overrides), "--trust-request-mm-kwargs"]
+    out += ["--chat-template", served.template] if served.template is not None else []
+    out += ["--api-key", api_key] if api_key is not None else []
+    return [*out, *more]

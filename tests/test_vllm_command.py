@@ -1,0 +1,106 @@
+"""What vLLM is told: its server's command line, and what is refused before an engine starts. vLLM is not needed."""
+
+import itertools
+import json
+
+import pytest
+
+import diffprune as dp
+from diffprune.integrations.vllm_command import ARCHITECTURE, Settings, command, engine_arguments, refuse_method
+from diffprune.methods.base import Card, Pruner
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A saved base model of two families, and a saved pruner of the first."""
+    root = tmp_path_factory.mktemp("served")
+    out = {}
+    for family in ("llava", "qwen2_5_vl"):
+        model, processor = tiny.build(family)
+        model.save_pretrained(root / family)
+        processor.save_pretrained(root / family)
+        out[family] = str(root / family)
+    vlm = dp.PrunedVLM(*tiny.build("llava"), method="diffprune", keep=5)
+    vlm.save_pretrained(root / "pruner", base_id=out["llava"])
+    return out | {"pruner": str(root / "pruner")}
+
+
+def test_a_saved_pruner_is_served_on_the_base_it_names(folders: dict[str, str]) -> None:
+    line = command(folders["pruner"], keep=3, host="0.0.0.0", port=8123, more=["--dtype", "float32"])
+    given = dict(itertools.pairwise(line))
+    assert line[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and line[-2:] == ["--dtype", "float32"]
+    assert given["--model"] == folders["llava"] and given["--port"] == "8123" and given["--host"] == "0.0.0.0"
+    assert "--trust-request-mm-kwargs" in line
+    overrides = json.loads(given["--hf-overrides"])
+    assert overrides["architectures"] == [ARCHITECTURE]
+    assert overrides["diffprune"] == {"pruner": folders["pruner"], "keep": 3}
+    # One number for a place: three rows of positions are asked for, so that the gaps can be told.
+    assert sum(overrides["text_config"]["rope_parameters"]["mrope_section"]) == tiny.WIDTH // tiny.HEADS // 2
+
+
+def test_the_budget_is_the_largest_that_the_pruner_was_trained_for(folders: dict[str, str]) -> None:
+    assert engine_arguments(folders["pruner"])["hf_overrides"]["diffprune"]["keep"] == 5
+
+
+def test_three_rows_are_asked_for_where_the_model_has_one_and_places_are_kept(folders: dict[str, str]) -> None:
+    packed = engine_arguments(model=folders["llava"], method="divprune", keep=4, positions="packed")
+    assert "text_config" not in packed["hf_overrides"]
+    qwen = engine_arguments(model=folders["qwen2_5_vl"], method="divprune", keep=4)
+    assert "text_config" not in qwen["hf_overrides"]  # it has them already
+    assert qwen["hf_overrides"]["diffprune"] == {"method": "divprune", "keep": 4}
+
+
+def test_the_chat_begins_with_the_start_token_where_the_tokenizer_adds_it(
+    folders: dict[str, str],
+) -> None:
+    _, processor = tiny.build("llava")
+    line = command(model=folders["llava"], method="divprune", keep=4)
+    adds = processor.tokenizer("a")["input_ids"][0] == processor.tokenizer.bos_token_id
+    assert adds == ("--chat-template" in line)
+    if adds:
+        template = line[line.index("--chat-template") + 1]
+        question = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
+        stated = processor.apply_chat_template(question, chat_template=template, add_generation_prompt=True)
+        own = processor.apply_chat_template(question, add_generation_prompt=True)
+        assert stated == processor.tokenizer.bos_token + own
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "fastv", "keep": 4}, "'fastv' drops inside the language model"),
+        ({"method": "cdpruner", "keep": 4}, "'cdpruner' reads the question"),
+        ({"method": "diffprune", "keep": 4}, "learned and needs weights"),
+        ({"method": "divprune", "keep": 0}, "keep=0 keeps nothing"),
+        ({"method": "divprune", "keep": 4, "positions": "dense"}, "positions='dense' is unknown"),
+        ({"method": "divprune", "keep": 4, "newline": "rows"}, "newline='rows' cannot be served"),
+        ({"method": "divprune", "share": 4}, "share is no setting"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_an_engine_starts(
+    folders: dict[str, str], settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        command(model=folders["llava"], **settings)
+
+
+def test_a_method_that_looks_at_the_picture_for_its_count_is_refused() -> None:
+    class Threshold(Pruner):
+        card = Card(idea="keeps what is bright")
+        is_exact = False
+
+        def select(self, tokens, k):  # type: ignore[no-untyped-def]
+            raise AssertionError
+
+    with pytest.raises(ValueError, match="decides by the picture how many tokens stay"):
+        refuse_method(Threshold, "threshold")
+
+
+def test_a_model_is_named_with_no_pruner() -> None:
+    with pytest.raises(ValueError, match="needs a base model"):
+        command("none", keep=4)
+
+
+def test_settings_are_written_without_what_is_usual() -> None:
+    assert Settings.read({"keep": 0.5, "positions": "original"}).written() == {"keep": 0.5}
