@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,11 +102,24 @@ def test_damaged_exif_leaves_the_pixels(tmp_path: Path) -> None:
     assert open_image(path).size == (16, 8)
 
 
-def test_integers_of_32_bits_are_refused_and_not_turned_black(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "kind"), [(np.int32, "32-bit integers"), (np.float32, "floats")])
+def test_pixels_without_a_range_are_refused_and_not_turned_black(tmp_path: Path, dtype: Any, kind: str) -> None:
+    """The file is whole, so nothing is said of one that was cut short."""
     path = tmp_path / "deep.tiff"
-    Image.fromarray(np.full((4, 4), 200, dtype=np.int32)).save(path)
-    with pytest.raises(ValueError, match="32-bit integers has no fixed range"):
-        open_image(path)
+    Image.fromarray(np.full((4, 4), 200, dtype=dtype)).save(path)
+    for source, name in ((path, f"the image {path}"), (Image.open(path), "the image")):
+        with pytest.raises(ValueError, match="no fixed range") as caught:
+            open_image(source)
+        assert str(caught.value) == f"{name} has pixels of {kind}, which have no fixed range; convert it to bytes first"
+
+
+def test_a_limit_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("many", "-1", "0", "1.5"):
+        monkeypatch.setenv("DIFFPRUNE_MAX_PIXELS", value)
+        with pytest.raises(ValueError, match=rf"^DIFFPRUNE_MAX_PIXELS={value} is no number of 1 or more"):
+            processors.Limits()
+    monkeypatch.setenv("DIFFPRUNE_MAX_PIXELS", "100")
+    assert processors.Limits().max_pixels == 100
 
 
 def test_formats_are_told_by_content_and_no_program_is_started(tmp_path: Path) -> None:

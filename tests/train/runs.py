@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,13 @@ def losses(folder: Path) -> list[float]:
     trained = [record for record in records if record["kind"] == "train"]
     assert [record["step"] for record in trained] == list(range(1, len(trained) + 1))
     return [record["loss"] for record in trained]
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Take away the checkpoints after a step, as if the run had been killed soon after it."""
+    for path in folder.glob("checkpoint-*"):
+        if int(path.name.rpartition("-")[2]) > step:
+            shutil.rmtree(path)
 
 
 def environment() -> dict[str, str]:

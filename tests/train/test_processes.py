@@ -1,5 +1,6 @@
 """Two processes are one run: the same losses, step by step, and one pruner."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,27 +34,51 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data={"validation": 5},  # one of two processes has fewer than the other
         budget={"keep": None, "range": [2, 8]},
         validation={"every": 25},
+        saving={"every": 8, "keep": 9},
     )
     train_pruner(load_config(runs.write_config(folder / "run.yaml", values)), folder / "out", quiet=True)
     return folder
 
 
-@pytest.mark.parametrize("shard", ["", "backbone.shard=true optim.gradient_checkpointing=true"])
-def test_two_processes_have_the_losses_of_one(shard: str, one: Path, tmp_path: Path) -> None:
-    """`accelerate launch` with gloo on the CPU; with `shard` each process holds half of every decoder layer."""
-    command = f"-m diffprune train --config {one / 'run.yaml'} --out {tmp_path} optim.accumulate=2 {shard}"
+def launch(arguments: str) -> str:
+    """What two processes print that train together, with gloo on the CPU."""
     two = subprocess.run(
-        [sys.executable, *LAUNCH.split(), "--main_process_port", "0", *command.split()],
+        [sys.executable, *LAUNCH.split(), "--main_process_port", "0", "-m", "diffprune", "train", *arguments.split()],
         env={**runs.environment(), "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         timeout=600,  # hangs; a busy machine may take minutes
         check=False,
     )
     assert two.returncode == 0, two.stderr.decode()
-    assert two.stdout.decode().count("the pruner:") == 1  # one of them tells
+    return two.stdout.decode()
+
+
+@pytest.mark.parametrize("shard", ["", "backbone.shard=true optim.gradient_checkpointing=true"])
+def test_two_processes_have_the_losses_of_one(shard: str, one: Path, tmp_path: Path) -> None:
+    """With `shard` each process holds half of every decoder layer."""
+    printed = launch(f"--config {one / 'run.yaml'} --out {tmp_path} optim.accumulate=2 {shard}")
+    assert printed.count("the pruner:") == 1  # one of them tells
     expected = runs.losses(one / "out")
     assert len(expected) == 24 and runs.losses(tmp_path) == pytest.approx(expected, rel=1e-5)
     assert '"row": 77' in (tmp_path / "broken.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_goes_on_with_two_and_again_with_one(one: Path, tmp_path: Path) -> None:
+    """The first 8 steps are one process's and stay; what follows agrees with it to 1e-5."""
+    folder = tmp_path / "run"
+    shutil.copytree(one / "out", folder)
+    expected = runs.losses(folder)
+    broken = (folder / "broken.jsonl").read_text()
+    runs.forget_after(folder, 8)
+    assert "the pruner:" in launch(f"--resume {folder} optim.accumulate=2")
+    two = runs.losses(folder)
+    assert two[:8] == expected[:8] and two != expected and two == pytest.approx(expected, rel=1e-5)
+    runs.forget_after(folder, 16)
+    train_pruner(load_config(folder / "run.yaml", ["optim.accumulate=4"]), folder, resume=True, quiet=True)
+    again = runs.losses(folder)
+    assert again[:16] == two[:16] and again == pytest.approx(expected, rel=1e-5)
+    assert (folder / "broken.jsonl").read_text() == broken
 
 
 def test_a_sharded_model_holds_its_layers_in_parts_and_the_rest_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from diffprune import doors
-from diffprune.config import make_config
+from diffprune.config import OptimConfig, make_config
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from diffprune.train import folder as folder_module
@@ -300,14 +300,34 @@ def test_a_full_disk_at_the_end_says_what_is_whole_and_the_run_can_be_ended_late
         folder_module.write_broken(tmp_path, [])
 
 
-def test_another_global_batch_is_no_way_to_resume(disk: Path, tmp_path: Path) -> None:
-    train(disk, tmp_path, optim={"steps": 1})
-    state = next(tmp_path.glob("checkpoint-*/state.json"))
-    content = json.loads(state.read_text())
-    content["state"]["batch"] = 8
-    del content["state_digest"]  # as checkpoints of earlier versions are
-    state.write_text(json.dumps(content))
-    refused(disk, tmp_path, "started with 8 samples a step and this would be 4", optim={"steps": 1}, resume=True)
+def test_a_run_goes_on_with_its_global_batch_cut_another_way(disk: Path, tmp_path: Path) -> None:
+    """As more or fewer processes cut it; sums come in another order then, so the losses agree to 1e-5."""
+    same = {"saving": {"keep": 9}, "budget": {"keep": None, "range": [2, 8]}}
+    best, expected = train(disk, tmp_path, **same)["best"], runs.losses(tmp_path)
+    runs.forget_after(tmp_path, 2)
+    written = (tmp_path / "run.yaml").read_bytes()
+    refused(disk, tmp_path, "set optim.accumulate=4", optim={"batch_size": 1}, resume=True, **same)
+    assert (tmp_path / "run.yaml").read_bytes() == written
+    again = train(disk, tmp_path, optim={"batch_size": 1, "accumulate": 4}, resume=True, **same)
+    found = runs.losses(tmp_path)
+    assert found[:2] == expected[:2] and found != expected and found == pytest.approx(expected, rel=1e-5)
+    assert again["best"] == pytest.approx(best, rel=1e-4, abs=1e-6)
+    assert "batch_size: 1" in (tmp_path / "run.yaml").read_text()  # what the next --resume takes
+
+
+@pytest.mark.parametrize(
+    ("cut", "sentence"),
+    [
+        ({"batch_size": 1}, "4 samples a step, and optim.batch_size=1 .* would be 2; set optim.accumulate=4"),
+        ({"accumulate": 1}, "4 samples a step, .* optim.accumulate=1 .* 1 process would be 2; set optim.accumulate=2"),
+        ({"batch_size": 3}, "4 samples a step, .* would be 6; set optim.batch_size and optim.accumulate to that"),
+        ({"batch_size": 8}, "4 samples a step, .* would be 16; set optim.batch_size and optim.accumulate to that"),
+    ],
+)
+def test_another_global_batch_is_no_way_to_resume(cut: dict[str, int], sentence: str) -> None:
+    optim = OptimConfig(**{"batch_size": 2, "accumulate": 2, **cut})
+    with pytest.raises(ValueError, match=f"^the run was started with {sentence}$"):
+        folder_module.RunState(batch=4).require_batch(optim, 1)
 
 
 def test_a_config_for_another_backbone_is_refused(disk: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
@@ -24,6 +24,14 @@ from torch import Tensor
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
 
 
+def _limit(name: str, default: int) -> int:
+    """A limit from the environment."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{name}={text} is no number of 1 or more; the default is {default}")
+    return int(text)
+
+
 @dataclass(slots=True)
 class Limits:
     """What a picture may have before anything is made of it; set `limits` or the variables of the environment.
@@ -34,8 +42,8 @@ class Limits:
             side to 336 pixels makes a gigapixel of a line of 1 x 10,000.
     """
 
-    max_pixels: int = int(os.environ.get("DIFFPRUNE_MAX_PIXELS", 200_000_000))
-    max_aspect: int = int(os.environ.get("DIFFPRUNE_MAX_ASPECT", 200))
+    max_pixels: int = field(default_factory=lambda: _limit("DIFFPRUNE_MAX_PIXELS", 200_000_000))
+    max_aspect: int = field(default_factory=lambda: _limit("DIFFPRUNE_MAX_ASPECT", 200))
 
 
 limits = Limits()
@@ -125,10 +133,12 @@ def _checked(image: Image.Image, name: str = "the image") -> Image.Image:
     try:
         frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
         if frames == 1:
-            return _to_rgb(_upright(image))
+            image.load()
     except Exception as error:  # damaged pixels make Pillow's readers raise anything
         raise ValueError(f"{name} cannot be decoded ({error}); it may be cut short, save it anew") from error
-    raise ValueError(f"{name} is animated ({frames} frames); choose one with image.seek(i), image.copy()")
+    if frames > 1:
+        raise ValueError(f"{name} is animated ({frames} frames); choose one with image.seek(i), image.copy()")
+    return _to_rgb(_upright(image), name)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -139,13 +149,18 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode in ("I;16", "I;16B", "I;16L") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("F", "I"):
         kind = "floats" if image.mode == "F" else "32-bit integers"
-        raise ValueError(f"a picture of {kind} has no fixed range; convert it to bytes first")
-    return image.convert("RGB")
+        raise ValueError(f"{name} has pixels of {kind}, which have no fixed range; convert it to bytes first")
+    try:
+        return image.convert("RGB")
+    except Exception as error:  # a mode that Pillow reads and cannot turn into colours
+        raise ValueError(
+            f"{name} is of mode {image.mode} and has no colours to show ({error}); save it as RGB"
+        ) from error
 
 
 def pixel_seed(image: Image.Image | np.ndarray) -> int:

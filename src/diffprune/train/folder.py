@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.atomic import write_text
-from diffprune.config import DataConfig, RunConfig, differences, load_config, to_yaml
+from diffprune.config import DataConfig, OptimConfig, RunConfig, differences, load_config, to_yaml
 from diffprune.saving import CONFIG_FILE
 from diffprune.schedules import Schedule
 from diffprune.train.checkpointing import RUN_FILE, list_checkpoints, writing
@@ -17,8 +17,13 @@ from diffprune.train.feed import Broken
 from diffprune.train.loop import Progress
 
 BROKEN_FILE, LOCK_FILE = "broken.jsonl", ".lock"
-# What may change when a run goes on: how long it is, and what it leaves behind. Everything else makes another run.
-MAY_CHANGE = ("optim.steps", "optim.epochs", "optim.patience", "saving.every", "saving.keep", "saving.tensorboard")
+# What may change when a run goes on: how long it is, what it leaves behind, and how a global batch is cut into forward
+# passes (`RunState.require_batch` holds its size). Everything else makes another run.
+MAY_CHANGE = (
+    *("optim.steps", "optim.epochs", "optim.patience"),
+    *("saving.every", "saving.keep", "saving.tensorboard"),
+    *("optim.batch_size", "optim.accumulate"),
+)
 
 
 @dataclass(slots=True)
@@ -70,6 +75,19 @@ class RunState(Progress):
         if self.anneal_steps is None or self.warmup_steps is None:
             return schedule
         return replace(schedule, anneal_steps=self.anneal_steps, warmup_steps=self.warmup_steps)
+
+    def require_batch(self, optim: OptimConfig, num_processes: int) -> None:
+        """A `ValueError` that says what to set where a step would have more or fewer samples than it had."""
+        at_once = optim.batch_size * num_processes
+        if self.batch == at_once * optim.accumulate:
+            return
+        times, rest = divmod(self.batch, at_once)
+        way = f"set optim.accumulate={times}" if not rest else "set optim.batch_size and optim.accumulate to that"
+        raise ValueError(
+            f"the run was started with {self.batch} samples a step, and optim.batch_size={optim.batch_size} * "
+            f"optim.accumulate={optim.accumulate} * {num_processes} process{'es' * (num_processes > 1)} would be "
+            f"{at_once * optim.accumulate}; {way}"
+        )
 
     def plain(self) -> dict[str, Any]:
         """Every value by name, as `RunState(**values)` takes them."""

@@ -224,11 +224,7 @@ class Trainer:
                 f"the checkpoints of {self.folder} are of another version of diffprune ({error}); go on with that one, "
                 "or choose another folder with --out"
             ) from error
-        if state.batch != self.size:
-            raise ValueError(
-                f"the run was started with {state.batch} samples a step and this would be {self.size}; keep "
-                "batch_size * accumulate * processes as it was"
-            )
+        state.require_batch(self.config.optim, self.accelerator.num_processes)
         base = self._base_fingerprint()
         if state.base not in (None, base):  # None: a checkpoint of before it was kept
             raise ValueError(
