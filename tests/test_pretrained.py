@@ -15,7 +15,7 @@ from accelerate import cpu_offload
 from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
 import diffprune as dp
-from diffprune import loading
+from diffprune import loading, saved_pruners
 from diffprune.cli import main as cli
 from diffprune.config import BackboneConfig
 from diffprune.fingerprint import sampled_fingerprint, vision_state
@@ -88,7 +88,7 @@ def test_the_revision_is_kept_and_asked_for_again(tmp_path: Path, monkeypatch: p
         asked.append(kwargs)
         return load(name, **kwargs)
 
-    monkeypatch.setattr(loading, "load_base", watch)
+    monkeypatch.setattr(saved_pruners, "load_base", watch)
     PrunedVLM.from_pretrained(tmp_path / "pruner")
     PrunedVLM.from_pretrained(tmp_path / "pruner", revision="other")
     assert asked == [{"revision": "abc123"}, {"revision": "other"}]

@@ -6,7 +6,9 @@ import json
 import pytest
 
 import diffprune as dp
-from diffprune.integrations.vllm_command import ARCHITECTURE, Settings, command, engine_arguments, refuse_method
+from diffprune.integrations.vllm import ARCHITECTURE
+from diffprune.integrations.vllm_command import command, engine_arguments
+from diffprune.integrations.vllm_settings import Settings, refuse_method
 from diffprune.methods.base import Card, Pruner
 from tests import tiny
 

@@ -37,6 +37,7 @@ _MODEL = _METHOD | {
     "saving",
     "base_files",
     "loading",
+    "saved_pruners",
     "pretrained",
     "fast",
 }
@@ -77,7 +78,8 @@ LIBRARY: dict[str, set[str]] = {
     "base_files": set(),
     "fingerprint": set(),
     "loading": {"backbones", "base_files", "doors", "fingerprint", "fitting", "methods", "registry", "saving", "types"},
-    "pretrained": {"loading", "results", "saving"},
+    "saved_pruners": {"backbones", "base_files", "fingerprint", "fitting", "loading", "methods", "saving"},
+    "pretrained": {"results", "saved_pruners", "saving"},
     "fast": {"backbones", "inside", "methods", "nn", "ops", "types"},
     "model": _MODEL,
     "api": _MODEL | {"model"},
@@ -113,7 +115,11 @@ EXTERNAL: dict[str, set[str]] = {
     "ops.greedy_kernels": {"torch", "jaxtyping", "triton"},
 }
 # Modules that only an extra's own package imports, or who has asked whether it is there: they may begin with it.
-PLUGINS: dict[str, set[str]] = {"integrations.lmms_model": {"lmms_eval"}}
+PLUGINS: dict[str, set[str]] = {
+    "integrations.lmms_model": {"lmms_eval"},
+    "integrations.vllm_model": {"vllm"},
+    "integrations.vllm_pictures": {"vllm"},
+}
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class DeiT:
             }
         boxes = None
         if sizes and self.image_processor is not None:
-            boxes = crop_boxes(self.image_processor, sizes, self.side).to(pixel_values.device)
+            boxes = crop_boxes(self.image_processor, sizes, self.side, pixel_values.device)
         grid = ((self.side, self.side),) * len(pixel_values)
         here = hidden[self.cut]
         tokens = VisualTokens(x=here[:, skip:], grid=grid, seeds=seeds, boxes=boxes, **extra)

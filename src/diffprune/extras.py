@@ -20,6 +20,7 @@ EXTRAS: dict[str, Extra] = {  # each is used by something: a test looks for it
         "training on Hugging Face datasets and parquet files, curves in TensorBoard",
     ),
     "lmms": Extra(("lmms_eval",), "the public benchmarks through lmms-eval"),
+    "vllm": Extra(("vllm",), "pruned models behind vLLM's server"),
 }
 
 # Packages of others that are taken where they are there, and what changes then.

@@ -138,17 +138,22 @@ def quantised_from(model: Any) -> str | None:
 
 
 def _unquantised(backbone: Any) -> dict[str, Tensor]:
-    """Tower and projector as the checkpoint's files hold them where the model in memory is quantised, else as it is.
-
-    The checkpoint is read once more, by transformers' own loader and with a language model of a single layer: names in
-    files differ from those of modules, and the loader is what knows how.
-    """
+    """Tower and projector as the checkpoint's files hold them where the model in memory is quantised, else as it is."""
     name = quantised_from(backbone.model)
     if name is None:
         return vision_state(backbone)
+    revision = getattr(backbone.model.config, "_commit_hash", None)
+    return vision_state(read_again(type(backbone), name, backbone.processor, revision=revision))
+
+
+def read_again(family: Any, name: str, processor: Any, *, revision: str | None = None) -> Any:
+    """The backbone of a checkpoint's files, for its tower and projector: the language model has a single layer.
+
+    It is read by transformers' own loader: names in files differ from those of modules, and the loader knows how.
+    """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    options = {"revision": getattr(backbone.model.config, "_commit_hash", None), "trust_remote_code": False}
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(name, **options)
     text = config.get_text_config()
     text.num_hidden_layers = 1
@@ -156,7 +161,7 @@ def _unquantised(backbone: Any) -> dict[str, Tensor]:
         text.layer_types = text.layer_types[:1]
     with _quiet():  # it would list every layer that is left out
         model = AutoModelForImageTextToText.from_pretrained(name, config=config, dtype="auto", **options)
-    return vision_state(type(backbone)(model, backbone.processor))
+    return family(model, processor)
 
 
 @contextmanager

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import nn
 
 from diffprune import doors
@@ -18,16 +17,13 @@ from diffprune.base_files import (
     adapted_base,
     damaged_file,
     missing_weights,
-    quantiser,
     require_config,
     require_quantiser,
     require_whole,
 )
-from diffprune.fingerprint import is_base, other_features
-from diffprune.fitting import plain_model, refuse_offloaded, require_family, wrap_backbone
-from diffprune.methods.options import build_method, deployed_as
+from diffprune.fitting import require_family
 from diffprune.registry import BACKBONES
-from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, finish_saving, load_pruner
+from diffprune.saving import CONFIG_FILE, finish_saving
 
 logger = logging.getLogger("diffprune")
 
@@ -83,7 +79,7 @@ def is_pruner(name: str | Path) -> bool:
         return True
     path = Path(name)
     if not path.is_dir():
-        if source_of(name) is not None or not _may_be_on_hub(str(name)):
+        if source_of(name) is not None or not may_be_on_hub(str(name)):
             return False
         found = fetch(str(name), CONFIG_FILE)
         if found is None:
@@ -242,7 +238,7 @@ def refuse_unknown(name: str, given: str) -> None:
     Args:
         given: The name as the user gave it, for the message.
     """
-    if Path(name).is_dir() or _may_be_on_hub(name):
+    if Path(name).is_dir() or may_be_on_hub(name):
         return
     known = [*brought_models(), *(preset for family in BACKBONES.names() for preset in BACKBONES.get(family).presets)]
     near = difflib.get_close_matches(name, known, n=3)
@@ -259,7 +255,8 @@ def unreachable(given: str, error: Exception) -> ValueError:
     )
 
 
-def _may_be_on_hub(name: str) -> bool:
+def may_be_on_hub(name: str) -> bool:
+    """Whether a name has the form of a hub id, `owner/name`."""
     return name.count("/") == 1 and not name.startswith((".", "/"))
 
 
@@ -285,116 +282,3 @@ def refuse_gaps(name: str, info: dict[str, Any]) -> None:
                 f"{name}: {len(keys)} weights are {meaning}, the first is {keys[0]}; "
                 "the checkpoint does not fit its class"
             )
-
-
-def load_pruned_vlm(
-    cls: type,
-    directory: str | Path,
-    *,
-    keep: int | float | None,
-    method: str | None = None,
-    base: nn.Module | None,
-    processor: Any,
-    allow_other_base: bool,
-    model_kwargs: dict[str, Any],
-) -> Any:
-    """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for.
-
-    Args:
-        method: How its weights choose, where not by the saved `choice`.
-    """
-    folder, restore = local_pruner(directory)
-    config, state = load_pruner(folder, restore=restore)
-    wanted = config["base"]
-    if base is None:
-        if not wanted["id"]:
-            raise ValueError(
-                f"{directory} does not name its base model; "
-                "give it: from_pretrained(..., base=model, processor=processor)"
-            )
-        if wanted["revision"] is not None:
-            model_kwargs = {"revision": wanted["revision"], **model_kwargs}
-        base, processor = load_base(wanted["id"], **model_kwargs)
-    elif processor is None:
-        raise ValueError("a base model was given without its processor; give both")
-    base = cast(nn.Module, plain_model(base))
-    backbone = wrap_backbone(base, processor)
-    refuse_offloaded(backbone, backbone.model.get_input_embeddings().weight.device)
-    if not allow_other_base:
-        refuse_other_base(backbone, config)
-    if (order := config.get("order", "raster")) != "raster":
-        raise ValueError(
-            f"{directory} was saved with order={order!r}, which is no longer an option; change it to "
-            '"raster" in its config.json: kept tokens reach the language model in raster order'
-        )
-    name, options = config["method"]["name"], config["method"]["options"]
-    trained = build_method(name, block=backbone.block, language=backbone.language, **options)
-    own = set(exported_state(trained.state_dict()))
-    if own != set(state):
-        odd = sorted(own ^ set(state))[0]
-        raise ValueError(
-            f"{directory}: the weights do not fit method {config['method']['name']!r}, "
-            f"the first that differs is {odd!r}"
-        )
-    trained.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
-    try:
-        deployed = deployed_as(trained.eval(), config.get("choice"), method)
-    except ValueError as error:
-        raise ValueError(f"{directory}: {error}") from None
-    budget = keep if keep is not None else config["budgets"][-1]
-    vlm = cls(
-        base,
-        processor,
-        method=deployed,
-        keep=budget,
-        positions=config["positions"],
-        newline=config.get("newline", "rows"),
-        budget=config.get("budget", "global"),
-    )
-    vlm.trained_for, vlm.artefact = tuple(config["budgets"]), config
-    return vlm
-
-
-def refuse_other_base(backbone: Any, config: Mapping[str, Any]) -> None:
-    """An error where a saved pruner would choose other tokens on this base than on its own, and why.
-
-    Args:
-        config: Of the saved pruner.
-    """
-    wanted, base = config["base"], backbone.model
-    trained_on = wanted["id"] or wanted["model_type"]
-    if not is_base(backbone, wanted["fingerprint"]):
-        name = getattr(base.config, "_name_or_path", "") or type(base).__name__
-        stored = quantiser(getattr(base.config, "quantization_config", None))
-        why = f" (those of this one are stored as {stored} has quantised them)" if stored else ""
-        raise ValueError(
-            f"this pruner was trained on {trained_on!r}, not on {name!r}: "
-            f"their vision weights differ{why}; load its own base, or say allow_other_base=True"
-        )
-    if why := other_features(backbone, config["features"]):
-        raise ValueError(
-            f"this pruner was trained on {trained_on!r} with other settings: {why}; load its own base and processor, "
-            "or say allow_other_base=True"
-        )
-
-
-def local_pruner(directory: str | Path) -> tuple[Path, str | None]:
-    """A saved pruner's folder: given, brought along by a package, or a hub id's files; and how to restore its files."""
-    path = Path(directory)
-    if path.is_dir():
-        return path, None
-    for source in model_sources():
-        if str(directory) in source.pruners:
-            return source.pruners[str(directory)], source.restore
-    if not _may_be_on_hub(str(directory)):
-        return path, None
-    from huggingface_hub import snapshot_download
-
-    say_hub_is_asked(str(directory))
-    try:
-        files = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE]  # whatever else lies there is left there
-        return Path(snapshot_download(str(directory), allow_patterns=files)), None
-    except Exception as error:
-        raise ValueError(
-            f"{directory} is neither a local folder nor a hub repository that can be reached ({type(error).__name__})"
-        ) from error

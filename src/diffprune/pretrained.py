@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from diffprune.loading import load_pruned_vlm
 from diffprune.results import Row
+from diffprune.saved_pruners import load_pruned_vlm
 from diffprune.saving import describe, exported_state, save_pruner
 
 

@@ -1,6 +1,7 @@
 """What is special about InternVL, LLaVA-OneVision, Idefics3, SmolVLM and PaliGemma."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from diffprune.methods.base import Card, Pruner
 from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens
-from tests import tiny
+from tests import stock, tiny
 from tests.contracts.vlm import EveryOther, Moved, pruned
 from tests.tiny import internvl, llava_onevision
 
@@ -300,3 +301,15 @@ def test_features_joined_from_several_layers_are_refused(family: str) -> None:
             PrunedVLM(model, processor)
     finally:
         model.config.vision_feature_layer = before
+
+
+@pytest.mark.parametrize("family", stock.FAMILIES)
+def test_tokens_are_the_same_without_the_sizes_of_pictures_and_have_no_boxes(family: str) -> None:
+    vlm = PrunedVLM(*tiny.build(family), method="feature_norm", keep=4)
+    batch = vlm.prepare([tiny.picture(1, (100, 70))], ["What?"])
+    rule = getattr(vlm.backbone, "tile_grid", None)  # where tiles follow from the size alone
+    grids = None if rule is None else tuple(rule(size) for size in batch.sizes)
+    tokens = vlm.encode(batch)
+    without = vlm.encode(replace(batch, sizes=(), tile_grids=grids))
+    assert tokens.boxes is not None and without.boxes is None
+    assert torch.equal(tokens.x, without.x) and tokens.grid == without.grid

@@ -34,7 +34,10 @@ def block_attention(
     """
     attention = block.self_attn if hasattr(block, "self_attn") else block.attention
     x = block.layer_norm1(x) if hasattr(block, "layer_norm1") else block.layernorm_before(x)
-    query, key = attention.q_proj(x), attention.k_proj(x)
+    if hasattr(attention, "q_proj"):
+        query, key = attention.q_proj(x), attention.k_proj(x)
+    else:  # an engine has made one of the three
+        query, key, _ = attention.qkv_proj(x).chunk(3, dim=-1)
     if hasattr(attention, "q_norm"):
         query, key = attention.q_norm(query), attention.k_norm(key)
     width = attention.head_dim
@@ -47,8 +50,15 @@ def block_attention(
     return total / q.shape[2], key
 
 
-def crop_boxes(image_processor: Any, sizes: Sequence[tuple[int, int]], side: int) -> Float[Tensor, "B N 4"]:
-    """Where each of side x side patches looks in the original picture, after the processor's resize and centre crop."""
+def crop_boxes(
+    image_processor: Any, sizes: Sequence[tuple[int, int]], side: int, device: torch.device
+) -> Float[Tensor, "B N 4"] | None:
+    """Where each of side x side patches looks in the original picture, after the processor's resize and centre crop.
+
+    None where the pictures' sizes are not known.
+    """
+    if not sizes:
+        return None
     size, crop = dict(image_processor.size), dict(image_processor.crop_size or {})
     boxes = []
     for width, height in sizes:
@@ -64,7 +74,7 @@ def crop_boxes(image_processor: Any, sizes: Sequence[tuple[int, int]], side: int
         x = (left + torch.arange(side + 1) * (crop_w / side)) * (width / resized_w)
         y = (top + torch.arange(side + 1) * (crop_h / side)) * (height / resized_h)
         boxes.append(grid_boxes(x, y))
-    return torch.stack(boxes)
+    return torch.stack(boxes).to(device)
 
 
 def grid_boxes(x: Float[Tensor, " columns_1"], y: Float[Tensor, " rows_1"]) -> Float[Tensor, "N 4"]:

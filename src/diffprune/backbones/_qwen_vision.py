@@ -117,7 +117,8 @@ class QwenVL(Backbone):
         merge = self.config.vision_config.spatial_merge_size
         places = get_vision_position_ids(grid, merge)  # [P, 2]
         sides = tuple((int(height) // merge, int(width) // merge) for _, height, width in grid.tolist())
-        boxes = [stretched_boxes(size, side) for size, side in zip(batch.sizes, sides, strict=True)]
+        known = zip(batch.sizes, sides, strict=True) if batch.sizes else ()  # sizes, and with them boxes
+        boxes = [stretched_boxes(size, side) for size, side in known]
         x = rows(outputs[last])
         tokens = VisualTokens(
             x=x,
@@ -126,7 +127,7 @@ class QwenVL(Backbone):
             group=group,
             coords=pad_rows(places.unflatten(0, (-1, group)).split(counts)),
             seeds=batch.seeds,
-            boxes=pad_rows(boxes).to(x.device),
+            boxes=pad_rows(boxes).to(x.device) if boxes else None,
             planes=tuple(rows(outputs[index]) for index in self.plane_blocks),
             **extra,
         )

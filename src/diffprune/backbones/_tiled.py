@@ -36,6 +36,8 @@ def stacked_tiles(
     def rows(value: Tensor) -> Tensor:
         return pad_rows([image.flatten(0, 1) for image in value.split(counts)])
 
+    known = zip(batch.sizes, grids, strict=True) if batch.sizes else ()  # sizes, and with them boxes
+    boxes = [tile_boxes(size, grid, side) for size, grid in known]
     lengths = [count * tokens_of_tile for count in counts]
     return VisualTokens(
         x=rows(x),
@@ -44,9 +46,7 @@ def stacked_tiles(
         group=group,
         segment=pad_rows([torch.arange(length, device=x.device) // tokens_of_tile for length in lengths], -1),
         seeds=batch.seeds,
-        boxes=pad_rows([tile_boxes(size, grid, side) for size, grid in zip(batch.sizes, grids, strict=True)]).to(
-            x.device
-        ),
+        boxes=pad_rows(boxes).to(x.device) if boxes else None,
         **cast(Any, {name: rows(value) for name, value in extra.items()}),
     )
 

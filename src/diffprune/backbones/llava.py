@@ -53,7 +53,7 @@ class Llava(TowerBackbone):
             x=hidden[layer][:, skip:],
             grid=((side, side),) * batch.num_images,
             seeds=batch.seeds,
-            boxes=crop_boxes(self.processor.image_processor, batch.sizes, side).to(hidden[0].device),
+            boxes=crop_boxes(self.processor.image_processor, batch.sizes, side, hidden[0].device),
             **extra,
         )
         return with_needs(self, batch, tokens, needs)

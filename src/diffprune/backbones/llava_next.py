@@ -105,13 +105,13 @@ class LlavaNext(TowerBackbone):
         """What `VisualTokens` holds of where the tokens of these pictures come from."""
         views = [
             unpadded(size, self.config.image_grid_pinpoints, self.config.vision_config.image_size, self.side)
-            for size in batch.sizes
+            for size in batch.sizes or sizes_of(batch.features)
         ]
         return {
             "grid": tuple((view.rows, view.columns) for view in views),
             "segment": pad_rows([row[row >= 0] // self.side**2 for row in packed], -1),
             "slots": pad_rows([torch.where(row >= 0, (row >= 0).cumsum(0) - 1, -1) for row in packed], -2),
-            "boxes": self.boxes(batch.sizes, views).to(packed[0].device),
+            "boxes": self.boxes(batch.sizes, views).to(packed[0].device) if batch.sizes else None,
         }
 
     def packed_index(self, num_tiles: list[int], image_sizes: Int[Tensor, "I 2"]) -> list[Int[Tensor, " _"]]:

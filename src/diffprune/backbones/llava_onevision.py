@@ -75,7 +75,9 @@ class LlavaOnevision(TowerBackbone):
             torch.zeros_like(features[..., :1]), num_tiles, batch.features["image_sizes"], features.new_ones(1)
         )
         slots = [torch.where(mark[:, 0] == 0, (mark[:, 0] == 0).cumsum(0) - 1, -1) for mark in marks]
-        views = [None if alone else self.view(size) for size, alone in zip(batch.sizes, whole, strict=True)]
+        sizes = batch.sizes or sizes_of(batch.features)
+        views = [None if alone else self.view(size) for size, alone in zip(sizes, whole, strict=True)]
+        boxes = [self.boxes(size, view) for size, view in zip(sizes, views, strict=True)] if batch.sizes else []
         overview = self.side**2
         tokens = VisualTokens(
             x=pad_rows(packed),
@@ -84,9 +86,7 @@ class LlavaOnevision(TowerBackbone):
             segment=pad_rows([(torch.arange(len(row), device=row.device) >= overview).long() for row in packed], -1),
             seeds=batch.seeds,
             slots=pad_rows(slots, -2),
-            boxes=pad_rows([self.boxes(size, view) for size, view in zip(batch.sizes, views, strict=True)]).to(
-                pixels.device
-            ),
+            boxes=pad_rows(boxes).to(pixels.device) if boxes else None,
         )
         return with_needs(self, batch, tokens, needs)
 

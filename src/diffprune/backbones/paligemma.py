@@ -125,7 +125,7 @@ class PaliGemma(Backbone):
             x=out.last_hidden_state,
             grid=((side, side),) * batch.num_images,
             seeds=batch.seeds,
-            boxes=crop_boxes(self.processor.image_processor, batch.sizes, side).to(out.last_hidden_state.device),
+            boxes=crop_boxes(self.processor.image_processor, batch.sizes, side, out.last_hidden_state.device),
             **extra,
         )
         return with_needs(self, batch, tokens, needs)

@@ -36,3 +36,16 @@ def join_tokens(parts: Sequence[VisualTokens]) -> VisualTokens:
 def join_rows(parts: Sequence[Shaped[Tensor, "_ _ ..."]], value: int) -> Shaped[Tensor, "_ _ ..."]:
     """Rows of several tensors below each other, padded at the end to the longest."""
     return pad_rows([row for part in parts for row in part], value)
+
+
+def pieces(counts: Sequence[int], most: int) -> list[list[int]]:
+    """Pictures in their order, in groups of at most that many tokens together; one that has more is alone."""
+    out: list[list[int]] = []
+    held = most + 1
+    for image, count in enumerate(counts):
+        if held + count > most:
+            out.append([])
+            held = 0
+        out[-1].append(image)
+        held += count
+    return out

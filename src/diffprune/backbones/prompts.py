@@ -24,7 +24,7 @@ class Batch:
     Args:
         features: What the processor gave: ids, mask, pixels and whatever the family adds. Left-padded.
         row_of_image: The prompt each image belongs to.
-        sizes: (width, height) of each original picture.
+        sizes: (width, height) of each original picture; empty where they are not known, and then no token has a box.
         seeds: One number per picture, made from its pixels.
         positions: Of every token, where they were numbered before: prompts that are spliced many times.
         tile_grids: (rows, columns) of each picture's tiles, where a processor's output tells them and `sizes` do not.
@@ -48,7 +48,7 @@ class Batch:
             self,
             features={key: self.features[key] for key in ("input_ids", "attention_mask")} | features,
             row_of_image=tuple(self.row_of_image[image] for image in images),
-            sizes=tuple(self.sizes[image] for image in images),
+            sizes=tuple(self.sizes[image] for image in images) if self.sizes else (),
             seeds=tuple(self.seeds[image] for image in images),
             tile_grids=None if self.tile_grids is None else tuple(self.tile_grids[image] for image in images),
         )

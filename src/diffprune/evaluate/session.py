@@ -40,7 +40,10 @@ TOKENS, TOKENS_OF_FILES = 8, 32  # of the longest answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Settings of an evaluation, as the command line has them (`diffprune eval --help`)."""
+    """Settings of an evaluation, as the command line has them (`diffprune eval --help`).
+
+    `positions` is for studies: another rule than the saved pruners', or than the original positions of a model alone.
+    """
 
     pruner: str = "none"
     model: str = "scenes-llava"
@@ -55,6 +58,7 @@ class Asked:
     hard: bool = False
     blind: bool = False
     throttled: bool = False
+    positions: str = ""
     versus: str = ""
     batch_size: int = 64
     hold: int = HELD
@@ -99,6 +103,9 @@ class Session:
         asked = self.asked
         names = split_methods(asked.methods)
         vlm, saved = load_pruners(self.folders, asked.model, asked.device, throttled=asked.throttled, names=names)
+        if asked.positions:
+            rules: dict[str, Any] = {"newline": vlm.backbone.keeps_newlines, "budget": vlm.budget_rule}
+            vlm = PrunedVLM(vlm.base, vlm.processor, method="full", positions=asked.positions, **rules)
         questions = self.questions.for_model(vlm)
         planned, sentences = self.plan(vlm, saved, questions)
         follows = made_by(vlm, questions, planned, max_new_tokens=self.max_new_tokens)

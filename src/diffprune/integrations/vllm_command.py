@@ -8,97 +8,16 @@ What cannot be served is refused here already, in one sentence, before an engine
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffprune.backbones.base import Backbone
-from diffprune.fitting import POSITIONS, require_family
-from diffprune.loading import describe_base, describe_processor, hub_id, local_pruner, source_of
-from diffprune.methods.base import Pruner
-from diffprune.methods.options import parse_method, require_weights
-from diffprune.saving import load_pruner
-from diffprune.types import Budget
-
-ARCHITECTURE = "DiffPruneForConditionalGeneration"
-KEY = "diffprune"  # of the model's configuration, where the settings stand
-NEWLINES = ("all", "none")
-
-# Families that the engine cannot serve, and why.
-REFUSED_FAMILIES: dict[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What stands under `diffprune` in the model's configuration.
-
-    Args:
-        pruner: Folder or hub id of a saved pruner; None: `method` by its name.
-        method: With options in brackets; beside a pruner one that takes its weights.
-        keep: Tokens, or a share, of each picture, where a request does not say; default: the pruner's largest, or all.
-        positions: "original" or "packed".
-        newline: "all" or "none", in families with newline tokens.
-        allow_other_base: Take a pruner that was trained on another base.
-    """
-
-    pruner: str | None = None
-    method: str | None = None
-    keep: int | float | None = None
-    positions: str = "original"
-    newline: str = "all"
-    allow_other_base: bool = False
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any] | None) -> "Settings":
-        """The settings as given; a `ValueError` where one is unknown or none."""
-        known = [field.name for field in fields(cls)]
-        for key in given or {}:
-            if key not in known:
-                raise ValueError(f"{KEY}.{key} is no setting; there are {', '.join(known)}")
-        settings = cls(**(given or {}))
-        if settings.keep is not None:
-            Budget(settings.keep)
-        if settings.positions not in POSITIONS:
-            raise ValueError(f"positions={settings.positions!r} is unknown; choose {' or '.join(POSITIONS)}")
-        if settings.newline not in NEWLINES:
-            raise ValueError(
-                f"newline={settings.newline!r} cannot be served: placeholders are counted before a picture is looked "
-                "at, and with 'rows' their number depends on what is kept; choose all or none"
-            )
-        if settings.pruner is None and settings.method is not None:
-            require_weights(parse_method(settings.method).name)
-        return settings
-
-    def written(self) -> dict[str, Any]:
-        """Those that differ from the defaults, as they stand in the configuration."""
-        usual = asdict(type(self)())
-        return {key: value for key, value in asdict(self).items() if value != usual[key]}
-
-
-def refuse_method(method: Pruner | type[Pruner], name: str) -> None:
-    """An error for a method whose tokens the engine could not count or keep apart."""
-    if method.is_inside:
-        raise ValueError(
-            f"method {name!r} drops inside the language model, which is the engine's own; "
-            "serve one that chooses before it (`diffprune methods`)"
-        )
-    if "text" in method.needs:
-        raise ValueError(
-            f"method {name!r} reads the question, and the engine keeps a picture's tokens for every question about "
-            "it; serve one that looks at the picture alone (`diffprune methods`)"
-        )
-    if not method.is_exact and name != "full":
-        raise ValueError(
-            f"method {name!r} decides by the picture how many tokens stay, and the engine counts them before it looks "
-            "at one; serve one that keeps exactly K (`diffprune methods`)"
-        )
-
-
-def refuse_family(family: type[Backbone]) -> None:
-    """An error for a family that the engine cannot serve."""
-    if why := REFUSED_FAMILIES.get(family.family):
-        raise ValueError(f"the {family.family} family cannot be served by vLLM: {why}")
+from diffprune.fitting import require_family
+from diffprune.integrations.vllm import ARCHITECTURE, KEY
+from diffprune.integrations.vllm_settings import Settings, read_pruner, refuse_family, refuse_method, rope_sections
+from diffprune.loading import describe_base, describe_processor, hub_id, source_of
+from diffprune.methods.options import parse_method
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +54,7 @@ def describe_served(
             raise ValueError("--pruner none needs a base model: name one with --model")
         name, method = model, given.get("method", "full")
     else:
-        folder, restore = local_pruner(pruner)
-        config, _ = load_pruner(folder, restore=restore)
+        folder, config = read_pruner(pruner)
         name, revision = base or model or config["base"]["id"], config["base"]["revision"]
         if not name:
             raise ValueError(f"{pruner} does not name its base model; give its folder or hub id with --model")
@@ -160,16 +78,6 @@ def describe_served(
         overrides["text_config"] = {"rope_parameters": {"mrope_section": rope_sections(described)}}
     processor = describe_processor(where, described.model_type, **({} if revision is None else {"revision": revision}))
     return Served(where, revision, overrides, started_template(processor))
-
-
-def rope_sections(config: Any) -> list[int]:
-    """Three parts of half a head: what makes vLLM keep three rows of positions for a model that turns by one number.
-
-    The sizes of the parts are used by nothing: the model itself turns by the first row.
-    """
-    text = config.get_text_config()
-    half = (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) // 2
-    return [half - 2 * (half // 3), half // 3, half // 3]
 
 
 def started_template(processor: Any) -> str | None:

@@ -1,0 +1,148 @@
+"""A saved pruner comes back: its method by itself, or on its base model, where both are made for each other."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from diffprune.backbones.base import Backbone
+from diffprune.base_files import quantiser
+from diffprune.fingerprint import is_base, other_features
+from diffprune.fitting import plain_model, refuse_offloaded, wrap_backbone
+from diffprune.loading import load_base, may_be_on_hub, model_sources, say_hub_is_asked
+from diffprune.methods.base import Pruner
+from diffprune.methods.options import build_method, deployed_as
+from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, load_pruner
+
+
+def load_pruned_vlm(
+    cls: type,
+    directory: str | Path,
+    *,
+    keep: int | float | None,
+    method: str | None = None,
+    base: nn.Module | None,
+    processor: Any,
+    allow_other_base: bool,
+    model_kwargs: dict[str, Any],
+) -> Any:
+    """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for.
+
+    Args:
+        method: How its weights choose, where not by the saved `choice`.
+    """
+    folder, restore = local_pruner(directory)
+    config, state = load_pruner(folder, restore=restore)
+    wanted = config["base"]
+    if base is None:
+        if not wanted["id"]:
+            raise ValueError(
+                f"{directory} does not name its base model; "
+                "give it: from_pretrained(..., base=model, processor=processor)"
+            )
+        if wanted["revision"] is not None:
+            model_kwargs = {"revision": wanted["revision"], **model_kwargs}
+        base, processor = load_base(wanted["id"], **model_kwargs)
+    elif processor is None:
+        raise ValueError("a base model was given without its processor; give both")
+    base = cast(nn.Module, plain_model(base))
+    backbone = wrap_backbone(base, processor)
+    refuse_offloaded(backbone, backbone.model.get_input_embeddings().weight.device)
+    if not allow_other_base:
+        refuse_other_base(backbone, config)
+    deployed = saved_method(directory, config, state, backbone, method)
+    budget = keep if keep is not None else config["budgets"][-1]
+    vlm = cls(
+        base,
+        processor,
+        method=deployed,
+        keep=budget,
+        positions=config["positions"],
+        newline=config.get("newline", "rows"),
+        budget=config.get("budget", "global"),
+    )
+    vlm.trained_for, vlm.artefact = tuple(config["budgets"]), config
+    return vlm
+
+
+def saved_method(
+    directory: str | Path,
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    backbone: Backbone,
+    method: str | None = None,
+) -> Pruner:
+    """The method of a saved pruner with its weights, as it is deployed; the base's weights are not looked at.
+
+    Args:
+        directory: Of the pruner, for messages.
+        config: Its config, and `state` its weights (`load_pruner`).
+        backbone: Whose kind of blocks it is made of.
+        method: How its weights choose, where not by the saved `choice`.
+    """
+    if (order := config.get("order", "raster")) != "raster":
+        raise ValueError(
+            f"{directory} was saved with order={order!r}, which is no longer an option; change it to "
+            '"raster" in its config.json: kept tokens reach the language model in raster order'
+        )
+    name, options = config["method"]["name"], config["method"]["options"]
+    trained = build_method(name, block=backbone.block, language=backbone.language, **options)
+    own = set(exported_state(trained.state_dict()))
+    if own != set(state):
+        odd = sorted(own ^ set(state))[0]
+        raise ValueError(
+            f"{directory}: the weights do not fit method {config['method']['name']!r}, "
+            f"the first that differs is {odd!r}"
+        )
+    trained.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
+    try:
+        return deployed_as(trained.eval(), config.get("choice"), method)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from None
+
+
+def refuse_other_base(backbone: Any, config: Mapping[str, Any]) -> None:
+    """An error where a saved pruner would choose other tokens on this base than on its own, and why.
+
+    Args:
+        config: Of the saved pruner.
+    """
+    wanted, base = config["base"], backbone.model
+    trained_on = wanted["id"] or wanted["model_type"]
+    if not is_base(backbone, wanted["fingerprint"]):
+        name = getattr(base.config, "_name_or_path", "") or type(base).__name__
+        stored = quantiser(getattr(base.config, "quantization_config", None))
+        why = f" (those of this one are stored as {stored} has quantised them)" if stored else ""
+        raise ValueError(
+            f"this pruner was trained on {trained_on!r}, not on {name!r}: "
+            f"their vision weights differ{why}; load its own base, or say allow_other_base=True"
+        )
+    if why := other_features(backbone, config["features"]):
+        raise ValueError(
+            f"this pruner was trained on {trained_on!r} with other settings: {why}; load its own base and processor, "
+            "or say allow_other_base=True"
+        )
+
+
+def local_pruner(directory: str | Path) -> tuple[Path, str | None]:
+    """A saved pruner's folder: given, brought along by a package, or a hub id's files; and how to restore its files."""
+    path = Path(directory)
+    if path.is_dir():
+        return path, None
+    for source in model_sources():
+        if str(directory) in source.pruners:
+            return source.pruners[str(directory)], source.restore
+    if not may_be_on_hub(str(directory)):
+        return path, None
+    from huggingface_hub import snapshot_download
+
+    say_hub_is_asked(str(directory))
+    try:
+        files = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE]  # whatever else lies there is left there
+        return Path(snapshot_download(str(directory), allow_patterns=files)), None
+    except Exception as error:
+        raise ValueError(
+            f"{directory} is neither a local folder nor a hub repository that can be reached ({type(error).__name__})"
+        ) from error
