@@ -93,7 +93,8 @@ LIBRARY: dict[str, set[str]] = {
     "speed": _USER | {"train"},
     "report": _USER | {"evaluate", "speed"},
     "integrations": _USER | {"evaluate"},
-    "cli": _USER | {"answering", "evaluate", "integrations", "report", "speed", "train", "viz"},
+    "serve": _USER,
+    "cli": _USER | {"answering", "evaluate", "integrations", "report", "serve", "speed", "train", "viz"},
     "__main__": {"cli"},
 }
 LAB: dict[str, set[str]] = {
@@ -119,6 +120,9 @@ PLUGINS: dict[str, set[str]] = {
     "integrations.lmms_model": {"lmms_eval"},
     "integrations.vllm_model": {"vllm"},
     "integrations.vllm_pictures": {"vllm"},
+    "serve.app": {"fastapi", "starlette"},
+    "serve.metrics": {"prometheus_client"},
+    "serve.schema": {"pydantic"},
 }
 
 

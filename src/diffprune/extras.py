@@ -19,6 +19,7 @@ EXTRAS: dict[str, Extra] = {  # each is used by something: a test looks for it
         ("datasets", "pyarrow", "tensorboard"),
         "training on Hugging Face datasets and parquet files, curves in TensorBoard",
     ),
+    "serve": Extra(("fastapi", "uvicorn", "prometheus_client"), "`diffprune serve` and the page of `diffprune app`"),
     "lmms": Extra(("lmms_eval",), "the public benchmarks through lmms-eval"),
     "vllm": Extra(("vllm",), "pruned models behind vLLM's server"),
 }

@@ -203,7 +203,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         """
         asked = read_request(self.backbone, images, text, messages, kwargs, chat=chat, return_ids=return_ids)
         batch, out = asked.batch, None
-        if self.fast is not None and memory is None and not isinstance(keep, Sequence):
+        if self.fast is not None and memory is None:
             out = self.fast.answer(batch, keep=keep, **asked.kwargs)
         if out is None:
             tokens = self.encode(batch) if memory is None else memory.encode(self, batch)  # [B, N, D]
@@ -255,7 +255,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         lm = self.backbone.splice(batch, tokens, visual, kept.index, positions=self.positions)
         return lm if kept.soft_mask is None else with_soft_mask(lm, kept.soft_mask)
 
-    def lm_inputs(self, batch: Batch, tokens: VisualTokens | None, *, keep: int | float | None = None) -> LMInputs:
+    def lm_inputs(self, batch: Batch, tokens: VisualTokens | None, *, keep: Keep | None = None) -> LMInputs:
         """What the language model is given on the deployed path."""
         kept = None if tokens is None else self.rule.deploy(tokens, self.counts(tokens, keep))
         return self.splice(batch, tokens, kept)

@@ -82,11 +82,13 @@ class Asking:
             images: Pictures for parts that name one and hold none.
         """
         talks = read_talks(messages, images)
-        asked = [self._conversation(talk) for talk in talks]
-        pictures = [talk.pictures for talk in talks]
+        return self.prepare_prompts([self.lay_out(talk) for talk in talks], [talk.pictures for talk in talks])
+
+    def prepare_prompts(self, asked: list[str], pictures: list[list[Image.Image]]) -> Batch:
+        """Prompts that hold a placeholder for each of their pictures already, as the model takes them."""
         return self._batch(self.process(pictures, asked), pictures)
 
-    def _conversation(self, talk: Talk) -> str:
+    def lay_out(self, talk: Talk) -> str:
         """The whole conversation as one text, its placeholders where its pictures belong."""
         text = prompts.in_turns(self.processor, talk.turns, family=self.family)
         prompts.require_placeholders(text, len(talk.pictures), self.image_token)

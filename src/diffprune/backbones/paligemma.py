@@ -42,7 +42,7 @@ class PaliGemma(Backbone):
             return self.placeholder_prompt(num_images) + text
         return super()._prompt(text, num_images, chat)
 
-    def _conversation(self, talk: Talk) -> str:
+    def lay_out(self, talk: Talk) -> str:
         """Pictures first, then a line for each message: the family has no turns of its own."""
         lines = ["".join(part.get("text", "") for part in turn["content"]) for turn in talk.turns]
         return self._prompt("\n".join(lines), len(talk.pictures), chat=False)

@@ -20,11 +20,11 @@ from diffprune.fast.choice import take
 from diffprune.fast.cuts import count_before_layers, cuts_of
 from diffprune.fast.graphs import is_out_of_memory
 from diffprune.fast.options import NotCompiled, greedy_settings, read_options
-from diffprune.fast.request import Request
+from diffprune.fast.request import Request, one_budget
 from diffprune.fast.seal import Seal
 from diffprune.inside.stream import real_first
 from diffprune.ops import take_tokens
-from diffprune.types import Budget, LMInputs
+from diffprune.types import Budget, Keep, LMInputs, counts_of_each
 
 logger = logging.getLogger("diffprune")
 
@@ -76,13 +76,13 @@ class FastPath:
     # ------------------------------------------------------------------------------------- stages
 
     @torch.inference_mode()
-    def prepare(self, batch: Batch, *, keep: int | float | None = None) -> Request:
+    def prepare(self, batch: Batch, *, keep: Keep | None = None) -> Request:
         """A request with its prompt laid out in the static buffers; `NotCompiled` where nothing compiled holds it."""
         request = self._begin(batch, keep)
         self._lay_out(request)
         return request
 
-    def _begin(self, batch: Batch, keep: int | float | None) -> Request:
+    def _begin(self, batch: Batch, keep: Keep | None) -> Request:
         """What can be decided from the prompt alone: its ids are read back once, before any kernel is waited for."""
         self.seal.check_rules()
         host = {key: batch.features[key].cpu() for key in ON_HOST if key in batch.features}
@@ -90,11 +90,11 @@ class FastPath:
         size = next((size for size in self.batch_sizes if size >= rows), None)
         if size is None:
             raise NotCompiled(f"the batch is larger than the {self.batch_sizes[-1]} rows compiled for")
-        budget = self.vlm.budget_of(keep)
-        request = Request(batch=batch, keep=budget.keep, rows=rows, host=host)
+        keep = one_budget(self.vlm, keep, batch.num_images)
+        request = Request(batch=batch, keep=keep, rows=rows, host=host)
         key = self._find_picture(request, size)
-        if request.picture is not None:
-            self._find_splicer(request, key, budget)
+        if request.picture is not None and not isinstance(keep, Sequence):
+            self._find_splicer(request, key, self.vlm.budget_of(keep))
         elif self.vlm.method.is_inside:
             raise NotCompiled(
                 "the method drops inside the language model, and pictures of this kind were not compiled for"
@@ -199,8 +199,11 @@ class FastPath:
                 return
             tokens = with_needs(self.backbone, request.batch, replace(rows, seeds=request.batch.seeds), method.needs)
             request.tokens = tokens
-        budget = self.vlm.budget_of(request.keep)
-        counts = budget.counts(tokens.mask) if request.picture is None else budget.count(request.picture.num_tokens)
+        if isinstance(request.keep, Sequence):  # one for each picture: chosen and spliced as without compile()
+            counts = counts_of_each(request.keep, tokens.mask, method.rounding)
+        else:
+            budget = self.vlm.budget_of(request.keep)
+            counts = budget.counts(tokens.mask) if request.picture is None else budget.count(request.picture.num_tokens)
         if method.is_merging:
             request.merged, request.chosen = self.vlm.rule.deploy(tokens, counts)
         else:
@@ -265,7 +268,7 @@ class FastPath:
     # ------------------------------------------------------------------------------------- whole requests
 
     @torch.inference_mode()
-    def start(self, batch: Batch, *, keep: int | float | None = None) -> Request:
+    def start(self, batch: Batch, *, keep: Keep | None = None) -> Request:
         """Everything up to the first token; the prompt is laid out while the encoder runs."""
         request = self._begin(batch, keep)
         self.encode(request)
@@ -276,7 +279,7 @@ class FastPath:
         return request
 
     @torch.inference_mode()
-    def ttft(self, batch: Batch, *, keep: int | float | None = None) -> Int[Tensor, " B"]:
+    def ttft(self, batch: Batch, *, keep: Keep | None = None) -> Int[Tensor, " B"]:
         """The first token of each prompt, on the host."""
         with self.turn():
             return self.start(batch, keep=keep).token.cpu()
@@ -287,52 +290,58 @@ class FastPath:
         batch: Batch,
         *,
         max_new_tokens: int,
-        keep: int | float | None = None,
+        keep: Keep | None = None,
         ends: Sequence[int] = (),
         pad_id: int | None = None,
     ) -> Int[Tensor, "B T"]:
-        """New tokens by greedy decoding, on the model's device.
-
-        The next step is launched before the last token is looked at, so the device never waits for the host; a step
-        past the end is thrown away.
-        """
+        """New tokens by greedy decoding, on the model's device."""
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={max_new_tokens} leaves nothing to say; give 1 or more")
         if max_new_tokens > self.max_new_tokens:
             raise NotCompiled(f"the answer may be longer than the {self.max_new_tokens} tokens compiled for")
         with self.turn():
             request = self.start(batch, keep=keep)
-            host = torch.zeros(max_new_tokens, request.rows, dtype=torch.int64, pin_memory=self.capture)
-            events = [torch.cuda.Event() for _ in range(max_new_tokens)] if self.capture else []
             done = torch.zeros(request.rows, dtype=torch.bool)
             end_ids = torch.tensor(list(ends), dtype=torch.int64)
             pad = self.backbone.pad_id if pad_id is None else pad_id
             new: list[Tensor] = []
-
-            def fetch(step: int) -> None:
-                host[step].copy_(request.token, non_blocking=True)
-                if events:
-                    events[step].record()
-
-            fetch(0)
-            for step in range(max_new_tokens):
-                ahead = step + 1 < max_new_tokens
-                if self.capture and ahead:
-                    self.decode(request)
-                    fetch(step + 1)
-                if events:
-                    events[step].synchronize()
-                token = torch.where(done, pad, host[step])
+            for found in self.tokens(request, max_new_tokens):
+                token = torch.where(done, pad, found)
                 new.append(token)
                 done = done | torch.isin(token, end_ids)
                 if bool(done.all()):
                     break
-                if not self.capture and ahead:
-                    self.decode(request)
-                    fetch(step + 1)
             return torch.stack(new, dim=1).to(self.device)
 
-    def answer(self, batch: Batch, *, keep: int | float | None = None, **kwargs: Any) -> Int[Tensor, "B T"] | None:
+    @torch.inference_mode()
+    def tokens(self, request: Request, max_new_tokens: int) -> Iterator[Int[Tensor, " B"]]:
+        """The newest token of each row on the host, step by step, of a request that was started.
+
+        The next step is launched before a token is given, so the device never waits for the host; a step past the end
+        is thrown away.
+        """
+        host = torch.zeros(max_new_tokens, request.rows, dtype=torch.int64, pin_memory=self.capture)
+        events = [torch.cuda.Event() for _ in range(max_new_tokens)] if self.capture else []
+
+        def fetch(step: int) -> None:
+            host[step].copy_(request.token, non_blocking=True)
+            if events:
+                events[step].record()
+
+        fetch(0)
+        for step in range(max_new_tokens):
+            ahead = step + 1 < max_new_tokens
+            if self.capture and ahead:
+                self.decode(request)
+                fetch(step + 1)
+            if events:
+                events[step].synchronize()
+            yield host[step]
+            if not self.capture and ahead:
+                self.decode(request)
+                fetch(step + 1)
+
+    def answer(self, batch: Batch, *, keep: Keep | None = None, **kwargs: Any) -> Int[Tensor, "B T"] | None:
         """New tokens as `PrunedVLM.generate` wants them; None, said once, where the reference path must answer."""
         try:
             settings = greedy_settings(self.vlm.base.generation_config, kwargs)

@@ -1,6 +1,8 @@
 """One request of a fast path: its prompts, and the static parts that it runs in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -9,7 +11,7 @@ from diffprune.backbones.prompts import Batch
 from diffprune.fast.buckets import Bucket
 from diffprune.fast.options import NotCompiled
 from diffprune.fast.pictures import Chooser, Picture, Splicer
-from diffprune.types import VisualTokens
+from diffprune.types import Keep, VisualTokens
 
 
 @dataclass(kw_only=True)
@@ -17,7 +19,7 @@ class Request:
     """One batch of prompts on its way through the stages."""
 
     batch: Batch
-    keep: int | float
+    keep: Keep
     rows: int
     host: dict[str, Tensor]  # the prompt, on the host
     picture: Picture | None = None
@@ -58,3 +60,13 @@ class Request:
     def kept(self) -> Int[Tensor, "B K"] | None:
         """Raster indices of the kept tokens."""
         return self.chosen if self.chooser is None else self.chooser.keep[: self.rows]
+
+
+def one_budget(vlm: Any, keep: Keep | None, num_images: int) -> Keep:
+    """The budget that all pictures of a request share, where they do; else the list, one for each."""
+    if not isinstance(keep, Sequence):
+        return vlm.budget_of(keep).keep
+    if len(keep) != num_images:
+        raise ValueError(f"keep={list(keep)} holds {len(keep)} budgets for {num_images} pictures; give one each")
+    budgets = [vlm.budget_of(each) for each in keep]
+    return budgets[0].keep if len(set(map(repr, budgets))) == 1 else [budget.keep for budget in budgets]

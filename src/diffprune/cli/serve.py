@@ -1,0 +1,179 @@
+"""`diffprune serve`: an OpenAI-compatible server, by vLLM where it is installed, else by our own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from diffprune.cli import OPTIONS_HELP, announce, announce_loading, choose_device, describe_model
+from diffprune.extras import is_installed, require
+from diffprune.methods.naming import check_names
+
+ENGINES = ("auto", "own", "vllm")
+PrunerOption = Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Method for --pruner none, or one that takes a saved one's weights (diffprune methods); "
+        f"default: full. {OPTIONS_HELP}"
+    ),
+]
+KeepOption = Annotated[
+    str | None, typer.Option(help="Tokens per picture (64) or a share (0.111), where a request does not say.")
+]
+HostOption = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")]
+
+
+def command(
+    pruner: PrunerOption = "none",
+    model: ModelOption = None,
+    method: MethodOption = None,
+    keep: KeepOption = None,
+    host: HostOption = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    name: Annotated[str, typer.Option(help="Name of the model in requests; default: the pruner's or model's.")] = "",
+    engine: Annotated[
+        str, typer.Option(help="auto (vLLM where it is installed, else our own server), own or vllm.")
+    ] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    batch: Annotated[int, typer.Option(help="Requests answered together at most.")] = 8,
+    queue: Annotated[int, typer.Option(help="Requests that may wait; one more is answered 429.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of an answer at most.")] = 512,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request at most.")] = 20_000_000,
+    max_pixels: Annotated[int, typer.Option(help="Pixels of a picture at most.")] = 50_000_000,
+    max_pictures: Annotated[int, typer.Option(help="Pictures of a request at most.")] = 16,
+    timeout: Annotated[float, typer.Option(help="Seconds a request may take, its wait included.")] = 120.0,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="Bearer token that requests must bring; better in the environment.", envvar="DIFFPRUNE_TOKEN"
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A host from which pictures may be fetched; give the option again for more."),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Compile first (static shapes, on a GPU CUDA graphs); our own server.")
+    ] = False,
+    device: DeviceOption = "",
+) -> None:
+    """Serve a model on OpenAI's interface, with a page at /.
+
+    \b
+    Examples:
+      diffprune serve --pruner runs/llava-k64 --port 8000
+      diffprune serve --model llava-hf/llava-1.5-7b-hf --method divprune --keep 64
+      diffprune serve --pruner runs/llava-k64 --engine vllm --dry-run
+      DIFFPRUNE_TOKEN=secret diffprune serve --pruner runs/llava-k64 --host 0.0.0.0
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"--engine {engine!r} is unknown; choose {', '.join(ENGINES)}")
+    check_names(method or "")
+    if engine == "vllm" or (engine == "auto" and is_installed("vllm")):
+        served = {"model": model or ("scenes-llava" if pruner == "none" else None), "method": method}
+        _start_engine(pruner, served, keep, host=host, port=port, name=name, token=token, dry_run=dry_run)
+        return
+    run_own(
+        pruner,
+        model=model,
+        method=method,
+        keep=keep,
+        host=host,
+        port=port,
+        name=name,
+        device=device,
+        fast=fast,
+        dry_run=dry_run,
+        batch=batch,
+        queue=queue,
+        max_new_tokens=max_new_tokens,
+        max_body=max_body,
+        max_pixels=max_pixels,
+        max_pictures=max_pictures,
+        timeout=timeout,
+        token=token,
+        hosts=tuple(allow_host or ()),
+    )
+
+
+def _start_engine(
+    pruner: str, served: dict[str, Any], keep: str | None, *, token: str | None, dry_run: bool, **options: Any
+) -> None:
+    """Print vLLM's command line, and unless that is all, become that process; the token goes by the environment."""
+    if not dry_run and not is_installed("vllm"):
+        raise ValueError("vLLM is not installed; install it (pip install vllm), or leave --engine vllm out")
+    from diffprune.budget import Budget
+    from diffprune.integrations.vllm_command import command as vllm_command
+
+    budget = None if keep is None else Budget.parse(keep).keep
+    options["name"] = options["name"] or None
+    line = vllm_command(pruner, keep=budget, **served, **options)
+    print(shlex.join(line), flush=True)
+    if not dry_run:
+        if token is not None:
+            os.environ["VLLM_API_KEY"] = token
+        os.execv(sys.executable, line)
+
+
+def run_own(
+    pruner: str,
+    *,
+    model: str | None,
+    method: str | None,
+    keep: str | None,
+    host: str,
+    port: int,
+    name: str,
+    device: str,
+    fast: bool = False,
+    dry_run: bool = False,
+    opens: bool = False,
+    **limits: Any,
+) -> None:
+    """Our own server, until it is ended.
+
+    Args:
+        opens: Open the page in a browser once it is there.
+        limits: Of `serve.settings.Settings`.
+    """
+    from diffprune.serve.settings import Settings
+
+    settings = Settings(**limits)
+    require("serve")
+    name = name or (model or "scenes-llava" if pruner == "none" else os.path.basename(pruner.rstrip("/")) or pruner)
+    if dry_run:
+        print(f"vLLM is not used: our own server would serve {name} on {host}:{port}, {settings.batch} at a time")
+        return
+    from diffprune.serve.run import listen, serve
+
+    made = listen(host, port)  # before minutes are spent on loading
+    announce_loading(model or "scenes-llava" if pruner == "none" else pruner)
+    from diffprune.api import load_vlm
+
+    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
+    announce(describe_model(name, vlm.base, method=vlm.method.name, keep=vlm.budget.keep))
+    if fast:
+        try:
+            sizes = sorted({1, settings.batch})
+            vlm.compile(batch_sizes=sizes, max_new_tokens=settings.max_new_tokens)
+        except ValueError as reason:
+            announce(f"{reason}. Requests run as without --fast.")
+
+    def ready(address: str) -> None:
+        announce(f"{name} is served at {address}/v1, the page at {address}/ (Ctrl+C ends it)")
+        if opens:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(vlm, settings, name=name, made=made, on_ready=ready)

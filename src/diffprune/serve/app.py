@@ -1,0 +1,400 @@
+"""The server's routes. Bodies are read by hand, so that their size, form and time are ours to limit."""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from diffprune.serve.errors import ApiError
+from diffprune.serve.metrics import Metrics
+from diffprune.serve.reading import Reader
+from diffprune.serve.schema import ChatRequest, SelectRequest
+from diffprune.serve.settings import Settings
+from diffprune.serve.worker import Answer, Job, Worker, timed_out
+
+logger = logging.getLogger("diffprune")
+
+PAGE = Path(__file__).parent / "page"
+DRAINED = 16  # times the largest body that is read and thrown away, so that its sender hears why
+THREADS = 4  # that open pictures
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class HungUp(Exception):
+    """The client has gone."""
+
+
+class Server:
+    """One served model: its worker, its limits, and the requests under way."""
+
+    def __init__(self, vlm: Any, settings: Settings, name: str) -> None:
+        self.settings, self.name = settings, name
+        self.metrics = Metrics()
+        self.worker = Worker(vlm, settings, self.metrics)
+        self.reader = Reader(self.worker, settings, name)
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="diffprune-read")
+        self.created = int(time.time())
+        self.num_open = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body of a request; an `ApiError` where it is no JSON, too large or too slow."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, f"the body is {kind[:100] or 'of no kind'}; send Content-Type: application/json")
+        parts: list[bytes] = []
+        size, most = 0, self.settings.max_body
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                async for part in request.stream():
+                    size += len(part)
+                    if size <= most:
+                        parts.append(part)
+                    elif size > DRAINED * most:
+                        break
+                    else:
+                        parts.clear()
+        except TimeoutError:
+            raise ApiError(408, f"the body took more than {self.settings.timeout:g} s; send it anew") from None
+        if size > most:
+            raise ApiError(413, f"the body has more than {most:,} bytes; send fewer or smaller pictures")
+        return b"".join(parts)
+
+    async def in_thread(self, work: Callable[[bytes], Any], body: bytes) -> Any:
+        """Reading a request, beside the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, body))
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Room for one request, from its first byte on."""
+        if self.num_open >= self.settings.most:
+            raise self.worker.too_many()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+
+    async def hear(self, request: Request, make: Callable[[Callable[[Any], None]], Job]) -> AsyncGenerator[Any, None]:
+        """What the worker tells of a job, up to its end; the job ends where the client goes or its time is over."""
+        loop, told = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        def tell(event: Any) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(told.put_nowait, event)
+
+        job = make(tell)
+        job.deadline = job.started + self.settings.timeout
+        self.worker.submit(job)
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            while True:
+                heard = asyncio.ensure_future(told.get())
+                left = job.deadline + 1.0 - time.monotonic()
+                await asyncio.wait({heard, gone}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+                if not heard.done():
+                    heard.cancel()
+                    if gone.done():
+                        raise HungUp
+                    raise timed_out(self.settings)
+                event = heard.result()
+                if isinstance(event, ApiError):
+                    raise event
+                yield event
+                if not isinstance(event, str):
+                    return
+        finally:
+            job.cancel()
+            gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], None] | None = None) -> FastAPI:
+    """The application that serves a model.
+
+    Args:
+        vlm: A `PrunedVLM`; from now on the worker's alone.
+        name: Under which it is asked for.
+        on_ready: Called when requests are taken.
+    """
+    server = Server(vlm, settings, name)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if on_ready is not None:
+            on_ready()
+        yield
+        await asyncio.get_running_loop().run_in_executor(None, server.worker.stop)
+        server.threads.shutdown()
+
+    async def allowed(request: Request) -> None:
+        if settings.token is None:
+            return
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(token.encode(), settings.token.encode()):
+            raise ApiError(
+                401,
+                "the token is missing or wrong; send Authorization: Bearer TOKEN",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    # No pages of FastAPI's own: they load scripts from elsewhere.
+    app = FastAPI(title="diffprune", version="1", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.state.server = server
+    app.add_middleware(Counted, server=server)
+    for kind in (ApiError, HTTPException, HungUp, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _as_answer)
+    _add_page(app)
+    errors: Any = {
+        code: {"description": text, "content": {"application/json": {"schema": ERROR_SCHEMA}}} for code, text in ERRORS
+    }
+    guarded: dict[str, Any] = {"dependencies": [Depends(allowed)], "responses": errors}
+
+    @app.get("/health", responses={503: errors[503]})
+    async def health() -> Response:
+        if not server.worker.is_alive:
+            raise ApiError(503, "the model's thread has ended; start the server again")
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics", response_class=Response, **guarded)
+    async def metrics() -> Response:
+        server.metrics.waiting.set(server.worker.num_waiting)
+        server.metrics.open.set(server.num_open)
+        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models", **guarded)
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_model(server)]})
+
+    @app.get("/v1/models/{model:path}", **guarded)
+    async def model(model: str) -> Response:
+        if model != name:
+            raise ApiError(404, f"there is no model {model[:200]!r}; this server has {name!r}", code="model_not_found")
+        return JSONResponse(_model(server))
+
+    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest), **guarded)
+    async def chat(request: Request) -> Response:
+        async with server.admitted():
+            asked, make = await server.in_thread(server.reader.chat, await server.read(request))
+            events = server.hear(request, make)
+            if not asked.stream:
+                async with aclosing(events):
+                    return JSONResponse(_completion(server, await anext(events)))
+            first = await anext(events)  # what is wrong is told by a status, not in the stream
+        return StreamingResponse(
+            _stream(server, asked, first, events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+
+    @app.post("/v1/diffprune/select", openapi_extra=_body(SelectRequest), **guarded)
+    async def select(request: Request) -> Response:
+        async with server.admitted():
+            make = await server.in_thread(server.reader.select, await server.read(request))
+            async with aclosing(server.hear(request, make)) as events:
+                return JSONResponse(await anext(events))
+
+    return app
+
+
+# What is answered ----------------------------------------------------------------------------------------------------
+
+ERRORS = (
+    (400, "The request cannot be fulfilled; the message says why."),
+    (401, "The token is missing or wrong."),
+    (404, "There is no such model or page."),
+    (408, "The body took too long."),
+    (413, "The body is too large."),
+    (415, "The body is no JSON."),
+    (429, "Too many requests wait; Retry-After says when to ask again."),
+    (500, "The server made a mistake."),
+    (503, "The server is shutting down or out of memory."),
+    (504, "The answer took too long."),
+)
+_TEXT = {"type": ["string", "null"]}
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": _TEXT, "code": _TEXT},
+        }
+    },
+}
+
+
+def _body(kind: type[Any]) -> dict[str, Any]:
+    """The request's schema for openapi.json."""
+    schema = kind.model_json_schema(ref_template="#/$defs/{model}")
+    defs = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, dict) and "$ref" in node:
+            return inlined(defs[node["$ref"].rpartition("/")[2]])
+        if isinstance(node, dict):
+            return {key: inlined(value) for key, value in node.items()}
+        return [inlined(value) for value in node] if isinstance(node, list) else node
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}
+
+
+def _model(server: Server) -> dict[str, Any]:
+    vlm = server.worker.vlm
+    return {
+        "id": server.name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "diffprune",
+        "diffprune": {
+            "method": vlm.method.name,
+            "methods": server.reader.methods,
+            "keep": vlm.budget.keep,
+            "max_new_tokens": server.settings.max_new_tokens,
+            "context": server.worker.context,
+        },
+    }
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    counts = answer.counts
+    return {
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": answer.num_tokens,
+        "total_tokens": counts.prompt + answer.num_tokens,
+        "visual_tokens": counts.visual,
+        "visual_tokens_kept": counts.kept,
+    }
+
+
+def _times(answer: Answer) -> dict[str, Any]:
+    """What the answer took, in ms from the start of its batch."""
+    return {
+        "first_token_ms": round(1e3 * answer.first, 2),
+        "total_ms": round(1e3 * answer.seconds, 2),
+        "batch": answer.batch,
+        "path": answer.path,
+    }
+
+
+def _completion(server: Server, answer: Answer) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": server.name,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}],
+        "usage": _usage(answer),
+        "diffprune": _times(answer),
+    }
+
+
+async def _stream(
+    server: Server, asked: ChatRequest, first: Any, events: AsyncGenerator[Any, None]
+) -> AsyncIterator[str]:
+    """The answer as server-sent events, in the API's own form."""
+    head = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": server.name,
+    }
+    with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+
+    def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
+        usage = {"usage": None} if with_usage else {}
+        return f"data: {json.dumps({**head, 'choices': choices, **usage, **more}, ensure_ascii=False)}\n\n"
+
+    server.num_open += 1
+    try:
+        yield chunk({"role": "assistant", "content": ""})
+        event = first
+        while isinstance(event, str):
+            yield chunk({"content": event})
+            event = await anext(events)
+        yield chunk({}, event.finish, diffprune=_times(event))
+        if with_usage:
+            yield f"data: {json.dumps({**head, 'choices': [], 'usage': _usage(event)})}\n\n"
+        yield "data: [DONE]\n\n"
+    except ApiError as error:  # the status is sent already
+        yield f"data: {json.dumps(error.body(), ensure_ascii=False)}\n\n"
+    except HungUp:
+        pass
+    finally:
+        server.num_open -= 1
+        await events.aclose()
+
+
+async def _as_answer(request: Request, error: Exception) -> Response:
+    """Any error in the API's own form."""
+    if isinstance(error, HungUp | ClientDisconnect):
+        return Response(status_code=499)  # nobody hears it
+    if isinstance(error, HTTPException):
+        error = ApiError(
+            error.status_code,
+            f"{request.method} {request.url.path[:200]} is not served ({error.detail}); see docs/serving.md",
+            headers=dict(error.headers or {}),
+        )
+    if not isinstance(error, ApiError):
+        logger.error("a request failed", exc_info=error)
+        error = ApiError(500, "the server made a mistake, which stands in its log; ask again")
+    return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+def _add_page(app: FastAPI) -> None:
+    """The page at `/`, three files of ours."""
+
+    def add(path: str, file: str, kind: str) -> None:
+        @app.get(path, include_in_schema=False)
+        async def page() -> Response:
+            return FileResponse(PAGE / file, media_type=kind, headers=PAGE_HEADERS)
+
+    add("/", "page.html", "text/html; charset=utf-8")
+    add("/page.css", "page.css", "text/css; charset=utf-8")
+    add("/page.js", "page.js", "text/javascript; charset=utf-8")
+
+
+class Counted:
+    """Counts the answers by path and status; around everything, so that none is missed."""
+
+    def __init__(self, app: Any, server: Server) -> None:
+        self.app, self.server = app, server
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def counting(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                path = getattr(route, "path", "other")
+                self.server.metrics.requests.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        await self.app(scope, receive, counting)
