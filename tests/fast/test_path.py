@@ -264,3 +264,14 @@ def test_a_request_outside_the_buckets_is_refused_by_the_stages() -> None:
     vlm = compiled("llava", "feature_norm")
     with pytest.raises(NotCompiled, match="2 rows compiled for"):
         vlm.fast.prepare(vlm.prepare([[tiny.picture(1)]] * 3, ["what?"] * 3))
+
+
+@pytest.mark.parametrize("method", ["divprune", "tome", "random"])
+def test_every_picture_may_have_its_own_budget(method: str, sayings: Any) -> None:
+    vlm = compiled("llava", method, keep=(5, 9), batch_sizes=(1, 3))
+    images = [tiny.picture(seed) for seed in (1, 2, 3)]
+    for keep in ([5, 9, 3], [9, 0.25, 1], [5, 5, 5]):
+        assert torch.equal(answer(vlm, images, QUESTIONS, keep=keep), reference(vlm, images, QUESTIONS, keep=keep))
+    assert not [line for line in sayings() if "cannot answer" in line]  # all of them on the fast path
+    with pytest.raises(ValueError, match="2 budgets for 3 pictures"):
+        answer(vlm, images, QUESTIONS, keep=[5, 5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -150,14 +151,15 @@ def run_own(
 
     settings = Settings(**limits)
     require("serve")
-    name = name or (model or "scenes-llava" if pruner == "none" else os.path.basename(pruner.rstrip("/")) or pruner)
+    source = (model or "scenes-llava") if pruner == "none" else pruner
+    name = name or (Path(source).resolve().name if Path(source).is_dir() else source)
     if dry_run:
         print(f"vLLM is not used: our own server would serve {name} on {host}:{port}, {settings.batch} at a time")
         return
     from diffprune.serve.run import listen, serve
 
     made = listen(host, port)  # before minutes are spent on loading
-    announce_loading(model or "scenes-llava" if pruner == "none" else pruner)
+    announce_loading(source)
     from diffprune.api import load_vlm
 
     vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))

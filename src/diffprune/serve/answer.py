@@ -48,7 +48,6 @@ def answer_rows(vlm: Any, batch: Batch, rows: Sequence[Row], keep: Sequence[int 
         stopping_criteria=[EndedRows(rows)],
         **drawn,
     )
-    streamer.end()
 
 
 def _note(rows: Sequence[Row], path: str, counts: Sequence[Counts]) -> None:

@@ -142,11 +142,10 @@ class Row:
         if self.on_text is None:
             return
         end = len(self.text[:end].rstrip())
-        if self._said == 0:
-            self._said = len(self.text) - len(self.text.lstrip())
-        if end > self._said:
-            piece, self._said = self.text[self._said : end], end
-            self.on_text(piece)
+        start = self._said or len(self.text) - len(self.text.lstrip())
+        if end > start:
+            self._said = end
+            self.on_text(self.text[start:end])
 
 
 class RowStreamer(BatchStreamer):

@@ -12,14 +12,16 @@ from diffprune.serve.settings import Settings
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; one sentence where the port is taken or the address is not ours."""
+    made: socket.socket | None = None
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.socket(family)
+        made = socket.socket(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0])
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
         made.listen(1024)
         return made
     except (OSError, OverflowError) as error:
+        if made is not None:
+            made.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"cannot listen on {host}:{port} ({reason}); choose another --port or --host") from None
 
