@@ -53,7 +53,7 @@ class Reader:
                 f"max_tokens={wanted} is more than the {self.settings.max_new_tokens} of an answer here; ask for fewer",
                 param="max_tokens",
             )
-        pruning = request.diffprune or Pruning()
+        pruning = request.diffprune or Pruning(keep=None, method=None)
         method = self._method(pruning.method)
         try:
             messages = [_known_role(message) for message in request.messages]
