@@ -69,6 +69,7 @@ def test_every_family_that_writes_has_one_config_to_start_from_by_the_papers_rec
 def test_the_bridge_removes_tokens_and_keeps_kept_ones_exact():
     config = make_config({**MINIMAL, "recipe": "bridge"})
     assert config.remove_below == 1e-3 and config.method.options == {"kept_exact": True, "standardise": True}
+    assert config.tau.drawn and not make_config({**MINIMAL, "recipe": "paper"}).tau.drawn
     assert make_config({**MINIMAL, "recipe": "bridge", "method": {"name": "gumbel_ste"}}).method.options == {}
     assert make_config({**MINIMAL, "recipe": "default"}).remove_below == 0.0
 
@@ -93,6 +94,13 @@ def test_a_method_by_its_name_alone_has_the_options_of_a_config_without_a_recipe
     for recipe in ("default", "paper"):  # and these are something else
         options = make_config(MINIMAL, [f"method.name={name}", f"recipe={recipe}"]).method.options
         assert build_method(name, block=alone.block, **options).options != alone.options
+
+
+def test_a_run_of_before_temperatures_were_drawn_goes_on_without(tmp_path):
+    text = to_yaml(make_config(MINIMAL)).replace("  drawn: true\n", "")
+    for name, drawn in (("run.yaml", False), ("own.yaml", True)):
+        (tmp_path / name).write_text(text)
+        assert load_config(tmp_path / name).tau.drawn is drawn
 
 
 def test_settings_that_are_gone_are_read_where_they_did_nothing_and_refused_where_not():

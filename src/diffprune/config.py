@@ -21,6 +21,7 @@ from diffprune.config_reader import build, coerce, merge, parse_override, parse_
 
 Recipe = Literal["default", "paper", "bridge"]
 BRIDGE = ("kept_exact", "standardise")  # options of DiffPrune that are on by default
+RUN_FILE = "run.yaml"  # the resolved config of a run, beside its checkpoints
 STARTS = (2.0, 0.25)  # temperatures to start from that tau.start=auto chooses from, the paper's first
 
 
@@ -106,11 +107,14 @@ class TauConfig:
         end: The temperature after annealing, and of every validation.
         anneal_steps: Optimiser steps (int) or a share of the run (float) over which it falls; steps beyond the end of
             the run are warned of.
+        drawn: Each picture of a step has a temperature of its own, drawn evenly on a log scale between `end` and the
+            annealed one: some see from the first step on what dropping will do. Not in the paper.
     """
 
     start: float | Literal["auto"] = 2.0
     end: float = 0.1
     anneal_steps: int | float = 2000
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         start, named = (STARTS[-1], "the lowest start of auto") if self.start == "auto" else (self.start, "start")
@@ -293,8 +297,9 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
 
     `paper` has what is printed and nothing else: no warm-up, no clipping, AdamW's weight decay as its library has it,
     none of our additions to the method. `bridge` leads from throttling to dropping: logits are standardised, so
-    that the temperature really hardens them, tokens of negligible weight leave the training sequence, and a kept token
-    is what will be deployed. `default` sets nothing; of DiffPrune it is training without the bridge.
+    that the temperature really hardens them, every picture of a step has a temperature of its own, tokens of negligible
+    weight leave the training sequence, and a kept token is what will be deployed. `default` sets nothing; of DiffPrune
+    it is training without the bridge.
     """
     values: dict[str, Any] = {}
     if recipe == "default" and is_diffprune(method):
@@ -306,7 +311,7 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
     if recipe == "bridge":
         values = {"remove_below": 1e-3}
         if is_diffprune(method):
-            values["method"] = dict.fromkeys(BRIDGE, True)
+            values |= {"method": dict.fromkeys(BRIDGE, True), "tau": {"drawn": True}}
     return values
 
 
@@ -346,6 +351,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     values = parse_yaml(text, str(path))
     if not isinstance(values, Mapping):
         raise ValueError(f"{path} holds {values!r}: a config is a mapping with the keys backbone, method, budget, ...")
+    if path.name == RUN_FILE and isinstance(tau := values.get("tau"), Mapping):  # it names every key there was
+        values = {**values, "tau": {"drawn": False, **tau}}  # a run of before temperatures were drawn goes on as it was
     try:
         return make_config(values, overrides)
     except ValueError as error:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from diffprune.config import BudgetConfig
-from diffprune.train.sampler import draw_keep, global_batch, micro_batches, noise_generator
+from diffprune.config import BudgetConfig, TauConfig
+from diffprune.train.sampler import draw_keep, draw_tau, global_batch, micro_batches, noise_generator
 
 CPU = torch.device("cpu")
 
@@ -36,3 +36,13 @@ def test_a_budget_is_fixed_or_drawn_from_all_of_its_range_evenly_by_octave() -> 
     shares = [draw_keep(BudgetConfig(range=(0.05, 0.8)), 42, step, 0) for step in range(500)]
     assert all(isinstance(share, float) and 0.05 <= share <= 0.8 for share in shares) and len(set(shares)) > 400
     assert draw_keep(BudgetConfig(range=(8, 8)), 42, 0, 0) == 8
+
+
+def test_a_temperature_is_drawn_for_each_sample_between_the_last_and_the_annealed_one() -> None:
+    tau = TauConfig(start=2.0, end=0.1, drawn=True)
+    drawn = [draw_tau(tau, 1.6, 42, 3, sample) for sample in range(2000)]
+    assert 0.1 <= min(drawn) < 0.11 and 1.5 < max(drawn) <= 1.6
+    assert sum(value < 0.4 for value in drawn) / 2000 == pytest.approx(0.5, abs=0.04)  # two octaves of four
+    assert draw_tau(tau, 1.6, 42, 3, 7) == drawn[7] != draw_tau(tau, 1.6, 42, 4, 7)
+    assert draw_tau(tau, 0.1, 42, 3, 7) == 0.1  # validation, and the end of a run
+    assert draw_tau(TauConfig(start=2.0, end=0.1), 1.6, 42, 3, 7) == 1.6

@@ -79,6 +79,7 @@ RECIPE: Row = {
 }
 # Settings a later version no longer has, with the value at which they did nothing: not given to the command.
 RETIRED: Row = {"hardness": 0.0, "hardness_ramp": 1.0}
+LATER: Row = {"drawn": False}  # of the temperature: what the recipe has had since the runs were recorded
 # By name what changes of the recipe; `small` is quick enough for the test suite.
 RUNS: dict[str, Row] = {"default": {}, "small": {"optim": {"batch_size": 2}, "data": {"validation": 8}}}
 
@@ -91,6 +92,7 @@ def recipe_of(run: str) -> Row:
 def write_config(path: Path, recipe: Row) -> Path:
     """The recipe as a file for `diffprune train`; JSON is YAML."""
     given = {key: value for key, value in recipe.items() if key not in RETIRED or value != RETIRED[key]}
+    given["tau"] = {**LATER, **given["tau"]}
     path.write_text(json.dumps(given, indent=1))
     return path
 

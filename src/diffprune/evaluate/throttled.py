@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diffprune.config import RunConfig, load_config
+from diffprune.config import RUN_FILE, RunConfig, load_config
 from diffprune.methods.base import Pruner, TrainablePruner
 from diffprune.saving import exported_state
-from diffprune.train.checkpointing import RUN_FILE, load_latest
+from diffprune.train.checkpointing import load_latest
 
 
 @dataclass(frozen=True, slots=True)

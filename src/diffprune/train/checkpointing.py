@@ -29,7 +29,6 @@ logger = logging.getLogger("diffprune")
 
 PREFIX, UNFINISHED, DAMAGED = "checkpoint-", ".unfinished-", "damaged-"
 STATE_FILE = "state.json"
-RUN_FILE = "run.yaml"  # the resolved config of the run, beside its checkpoints
 
 
 @dataclass(slots=True)

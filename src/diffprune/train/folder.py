@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.atomic import write_text
-from diffprune.config import DataConfig, OptimConfig, RunConfig, differences, load_config, to_yaml
+from diffprune.config import RUN_FILE, DataConfig, OptimConfig, RunConfig, differences, load_config, to_yaml
 from diffprune.saving import CONFIG_FILE
 from diffprune.schedules import Schedule
-from diffprune.train.checkpointing import RUN_FILE, list_checkpoints, writing
+from diffprune.train.checkpointing import list_checkpoints, writing
 from diffprune.train.feed import Broken
 from diffprune.train.loop import Progress
 

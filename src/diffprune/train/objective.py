@@ -14,7 +14,7 @@ from diffprune.config import RunConfig
 from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM
 from diffprune.train.feed import Feed, Sample, prepare_pictures
-from diffprune.train.sampler import draw_keep, noise_generator
+from diffprune.train.sampler import draw_keep, draw_tau, noise_generator
 from diffprune.types import Budget, VisualTokens
 
 LossKind = Literal["throttled", "hard", "random"]
@@ -68,7 +68,7 @@ class Objective(nn.Module):
         loss, alpha = vlm.loss(
             batch,
             tokens=tokens,
-            tau=tau,
+            tau=self._temperatures(tau, samples, step),
             keep=counts,
             generator=noise,
             num_targets=num_targets,
@@ -80,6 +80,12 @@ class Objective(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def _temperatures(self, tau: float, samples: Sequence[Sample], step: int | str) -> float | Float[Tensor, " B"]:
+        if not self.config.tau.drawn:
+            return tau
+        drawn = [draw_tau(self.config.tau, tau, self.config.seed, step, sample.id) for sample in samples]
+        return torch.tensor(drawn, dtype=torch.float64, device=self.device)
 
     def _budgets(self, tokens: VisualTokens, samples: Sequence[Sample], step: int | str) -> Int[Tensor, " B"]:
         keeps = [draw_keep(self.config.budget, self.config.seed, step, sample.id) for sample in samples]

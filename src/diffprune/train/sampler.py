@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from diffprune.config import BudgetConfig
+from diffprune.config import BudgetConfig, TauConfig
 from diffprune.rng import Rng, hash_key
 
 
@@ -34,11 +34,22 @@ def draw_keep(budget: BudgetConfig, seed: int, step: int | str, sample: int) -> 
     if budget.range is None:
         assert budget.keep is not None
         return budget.keep
-    share = Rng(seed, "budget", step, sample).below(1 << 32) / ((1 << 32) - 1)
-    return between(*budget.range, share)
+    return between(*budget.range, _share(seed, "budget", step, sample))
+
+
+def draw_tau(tau: TauConfig, annealed: float, seed: int, step: int | str, sample: int) -> float:
+    """The temperature of one sample: the annealed one, or one between it and the last, evenly on a log scale."""
+    if not tau.drawn or annealed <= tau.end:
+        return annealed
+    return float(between(float(tau.end), annealed, _share(seed, "tau", step, sample)))
 
 
 def between(low: int | float, high: int | float, share: float) -> int | float:
-    """The budget that lies a share of the way from low to high on a log scale; a whole number between whole numbers."""
-    keep = min(high, max(low, low * math.exp(share * math.log(high / low))))
-    return round(keep) if isinstance(low, int) else keep
+    """What lies a share of the way from low to high on a log scale; a whole number between whole numbers."""
+    value = min(high, max(low, low * math.exp(share * math.log(high / low))))
+    return round(value) if isinstance(low, int) else value
+
+
+def _share(seed: int, name: str, step: int | str, sample: int) -> float:
+    """A number from 0 to 1 for this sample at this step, whatever batch it is in."""
+    return Rng(seed, name, step, sample).below(1 << 32) / ((1 << 32) - 1)
