@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +326,7 @@ def test_a_run_goes_on_with_its_global_batch_cut_another_way(disk: Path, tmp_pat
     ],
 )
 def test_another_global_batch_is_no_way_to_resume(cut: dict[str, int], sentence: str) -> None:
-    optim = OptimConfig(**{"batch_size": 2, "accumulate": 2, **cut})
+    optim = replace(OptimConfig(batch_size=2, accumulate=2), **cut)
     with pytest.raises(ValueError, match=f"^the run was started with {sentence}$"):
         folder_module.RunState(batch=4).require_batch(optim, 1)
 
