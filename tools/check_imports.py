@@ -22,6 +22,7 @@ CORE = {
 
 # What each part, or one module of it, may import of its own package besides its own part; the lowest come first.
 _BASE = {"budget", "types", "rng", "atomic", "extras", "doors", "registry", "results", "schedules", "terminal"}
+_BASE |= {"json_files"}
 _METHOD = _BASE | {"ops", "nn", "inside", "methods", "backbones"}
 _MODEL = _METHOD | {
     "tiles",
@@ -47,14 +48,15 @@ LIBRARY: dict[str, set[str]] = {
     "types": {"budget"},
     "rng": set(),
     "atomic": set(),
+    "json_files": set(),
     "extras": set(),
     "doors": set(),
     "schedules": set(),
     "registry": {"doors"},
-    "results": {"atomic"},
+    "results": {"atomic", "json_files"},
     "terminal": {"results"},
-    "config_reader": set(),
-    "config": {"budget", "config_reader", "schedules"},
+    "config_reader": {"json_files"},
+    "config": {"budget", "config_reader", "json_files", "schedules"},
     # the maths, what learns, the methods, and what they are given
     "ops": {"types"},
     "nn": {"ops", "types"},
@@ -73,12 +75,12 @@ LIBRARY: dict[str, set[str]] = {
     "arguments": {"backbones"},
     "chat": {"backbones", "memory", "streaming"},
     "decoding": {"memory", "backbones", "inside", "losses", "methods", "ops", "types"},
-    "saving": {"atomic", "fingerprint", "results"},
+    "saving": {"atomic", "fingerprint", "json_files", "results"},
     "fitting": {"backbones", "base_files", "fingerprint", "methods", "registry", "tiles", "types"},
-    "base_files": set(),
+    "base_files": {"json_files"},
     "fingerprint": set(),
-    "loading": {"backbones", "base_files", "doors", "fingerprint", "fitting", "methods", "registry", "saving", "types"},
-    "saved_pruners": {"backbones", "base_files", "fingerprint", "fitting", "loading", "methods", "saving"},
+    "loading": _BASE | {"backbones", "base_files", "fitting", "saving"},
+    "saved_pruners": _BASE | {"backbones", "base_files", "fingerprint", "fitting", "loading", "methods", "saving"},
     "pretrained": {"results", "saved_pruners", "saving"},
     "fast": {"backbones", "inside", "methods", "nn", "ops", "types"},
     "model": _MODEL,

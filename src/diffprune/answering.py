@@ -4,8 +4,6 @@ Every line is whole by itself: the picture, the question, the answer, and how it
 is started again by the same command; what is in the file is not asked again. Lines of another run are never added to.
 """
 
-import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from diffprune.atomic import require_plain
 from diffprune.backbones.processors import open_image
+from diffprune.json_files import add_lines, keep_lines, read_lines, short
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 
@@ -61,24 +60,20 @@ def answer_folder(
     broken: dict[str, str] = {}
     added = 0
     update(0, len(waiting))
-    with out.open("a", encoding="utf-8", newline="\n") as file:
-        for start in range(0, len(waiting), batch):
-            some = waiting[start : start + batch]
-            pictures = list(_readable(folder, some, broken))
-            if pictures:
-                answers = vlm.generate(
-                    [picture for _, picture in pictures],
-                    [run["question"]] * len(pictures),
-                    max_new_tokens=run["max_new_tokens"],
-                    do_sample=False,
-                )
-                rows = zip((name for name, _ in pictures), answers, strict=True)
-                lines = [json.dumps({"image": name, "answer": said, **run}, ensure_ascii=False) for name, said in rows]
-                file.write("".join(line + "\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-                added += len(lines)
-            update(start + len(some), len(waiting))
+    for start in range(0, len(waiting), batch):
+        some = waiting[start : start + batch]
+        pictures = list(_readable(folder, some, broken))
+        if pictures:
+            answers = vlm.generate(
+                [picture for _, picture in pictures],
+                [run["question"]] * len(pictures),
+                max_new_tokens=run["max_new_tokens"],
+                do_sample=False,
+            )
+            rows = zip((name for name, _ in pictures), answers, strict=True)
+            add_lines(out, [{"image": name, "answer": said, **run} for name, said in rows])
+            added += len(pictures)
+        update(start + len(some), len(waiting))
     return Summary(len(names) - len(waiting), added, broken)
 
 
@@ -94,23 +89,23 @@ def read_answers(out: Path, run: dict[str, Any]) -> set[str]:
     """Pictures that the file holds answers of this run for; a line that was cut short is taken off its end."""
     require_plain(out)
     if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
+        add_lines(out, [])  # now, where it cannot be written, and not after the first batch
         return set()
-    content = out.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        rows, size = read_lines(out)
+    except ValueError as error:
+        raise ValueError(f"{error}, so no answer of `ask`; choose another file for --out") from error
     known = set()
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            known.add(str(row["image"]))
-            other = next((key for key in run if row.get(key) != run[key]), None)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"line {number} of {out} is no answer of `ask`; choose another file for --out") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not isinstance(row.get("image"), str):
+            raise ValueError(f"line {number} of {out} is no answer of `ask`; choose another file for --out")
+        other = next((key for key in run if row.get(key) != run[key]), None)
         if other is not None:
+            there, here = short(row.get(other)), short(run[other])
             raise ValueError(
-                f"{out} holds answers of another run ({other} is {row.get(other)!r} there and {run[other]!r} here); "
-                "choose another file for --out"
+                f"{out} holds answers of another run ({other} is {there} there and {here} here); choose another file "
+                "for --out"
             )
-    if len(whole) < len(content):
-        os.truncate(out, len(whole))
+        known.add(row["image"])
+    keep_lines(out, size)
     return known

@@ -5,13 +5,14 @@ within a second, not a stack of errors after the weights.
 """
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 from tokenizers import Tokenizer
+
+from diffprune.json_files import read_json
 
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
@@ -74,7 +75,7 @@ def damaged_file(folder: Path) -> Path | None:
             elif path.name == "tokenizer.json":
                 Tokenizer.from_file(str(path))
             else:
-                json.loads(path.read_text(encoding="utf-8"))
+                read_json(path)
         except OSError:
             continue  # not there or not ours to read: the loader's own message says so
         except Exception:  # the tokenizers' errors have no class of their own
@@ -85,7 +86,7 @@ def damaged_file(folder: Path) -> Path | None:
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none, and whoever loads the model says what is wrong with it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -18,6 +18,7 @@ import yaml
 
 from diffprune.budget import Budget
 from diffprune.config_reader import build, coerce, merge, parse_override, parse_yaml
+from diffprune.json_files import short
 
 Recipe = Literal["default", "paper", "bridge"]
 BRIDGE = ("kept_exact", "standardise")  # options of DiffPrune that are on by default
@@ -348,9 +349,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot read config {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8 ({error}); save it as one") from error
     values = parse_yaml(text, str(path))
     if not isinstance(values, Mapping):
-        raise ValueError(f"{path} holds {values!r}: a config is a mapping with the keys backbone, method, budget, ...")
+        raise ValueError(
+            f"{path} holds {short(values)}: a config is a mapping with the keys backbone, method, budget, ..."
+        )
     if path.name == RUN_FILE and isinstance(tau := values.get("tau"), Mapping):  # it names every key there was
         values = {**values, "tau": {"drawn": False, **tau}}  # a run of before temperatures were drawn goes on as it was
     try:

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import yaml
 
+from diffprune.json_files import short
+
 
 def _describe(kind: Any) -> str:
     """A type as a reader of an error message would say it."""
@@ -57,11 +59,12 @@ def coerce(kind: Any, value: object, key: str) -> Any:
         elif not _matches("", kind) and _matches(str(value), kind):  # a choice like "384", which YAML reads as a number
             value = str(value)
     if not _matches(value, kind):
-        raise ValueError(f"{key} is {value!r}: must be {_describe(kind)}")
+        raise ValueError(f"{key} is {short(value)}: must be {_describe(kind)}")
     return value
 
 
 def _unknown_key(key: str, known: Sequence[str]) -> ValueError:
+    key = key if len(key) <= 80 else f"{key[:77]}..."
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
     return ValueError(f"unknown key {key}; {hint}")
@@ -70,7 +73,7 @@ def _unknown_key(key: str, known: Sequence[str]) -> ValueError:
 def build(cls: type, values: object, prefix: str = "") -> Any:
     """An instance of the dataclass `cls` from plain values, every key and type checked."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"{prefix or 'the file'} is {values!r}: must be a mapping of keys to values")
+        raise ValueError(f"{prefix or 'the file'} is {short(values)}: must be a mapping of keys to values")
     kinds = typing.get_type_hints(cls)
     known = [item.name for item in dataclasses.fields(cls)]
     dot = f"{prefix}." if prefix else ""

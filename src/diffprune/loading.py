@@ -1,7 +1,6 @@
 """Load models the safe way: the stock class, nothing missing or random, and the pruner on the base it was made for."""
 
 import difflib
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +21,10 @@ from diffprune.base_files import (
     require_whole,
 )
 from diffprune.fitting import require_family
+from diffprune.json_files import read_json
 from diffprune.registry import BACKBONES
 from diffprune.saving import CONFIG_FILE, finish_saving
+from diffprune.terminal import first_line
 
 logger = logging.getLogger("diffprune")
 
@@ -87,7 +88,7 @@ def is_pruner(name: str | Path) -> bool:
         path = found
     try:
         finish_saving(path)
-        config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = read_json(path / CONFIG_FILE)
     except (OSError, ValueError):
         return False  # whoever loads it says what is wrong
     return isinstance(config, dict) and "method" in config and "format" in config
@@ -249,10 +250,8 @@ def refuse_unknown(name: str, given: str) -> None:
 
 def unreachable(given: str, error: Exception) -> ValueError:
     """The error for a name that is no folder and that the hub did not give either, with the hub's first sentence."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    return ValueError(
-        f"{given} is neither a folder with a model nor a model id of the hub that can be reached ({reason})"
-    )
+    reached = f"a model id of the hub that can be reached ({first_line(error).rstrip('.')})"
+    return ValueError(f"{given} is neither a folder with a model nor {reached}")
 
 
 def may_be_on_hub(name: str) -> bool:

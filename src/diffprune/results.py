@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import shlex
@@ -18,9 +17,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from diffprune.atomic import write_text
+from diffprune.json_files import read_json, require_kind, short
 
 Row = Mapping[str, Any]
 Kind = Literal["quality", "summary", "speed", "training", "benchmark", "selection", "other"]
@@ -49,7 +49,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # no inf, no NaN
 
 
 def _is_text(value: object) -> bool:
@@ -178,7 +178,7 @@ def _check_plain(value: object, where: str) -> None:
             _check_plain(item, f"{where}[{index}]")
     elif not (value is None or isinstance(value, str | bool) or _is_number(value)):
         raise ValueError(
-            f"{where} is {value!r}: must be a text, a finite number, a boolean, or a list or dict of these"
+            f"{where} is {short(value)}: must be a text, a finite number, a boolean, or a list or dict of these"
         )
 
 
@@ -189,7 +189,7 @@ def check_rows(rows: Iterable[Row]) -> None:
             if key in ROW_KEYS:
                 is_valid, wanted = ROW_KEYS[key]
                 if not is_valid(value):
-                    raise ValueError(f"row {index}: {key} is {value!r}: must be {wanted} (or leave the key out)")
+                    raise ValueError(f"row {index}: {key} is {short(value)}: must be {wanted} (or leave the key out)")
             _check_plain(value, f"row {index}: {key}")
         for kind, telling, required in _KINDS:
             if kind == kind_of(row):
@@ -330,7 +330,7 @@ def write_results(
 def holds_results(path: Path) -> bool:
     """Whether a JSON file is a results file, whole or not; one that is no JSON may have been."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError):
         return True  # whoever reads it says what is wrong
     return isinstance(content, dict) and {"rows", "command"} <= set(content)
@@ -340,16 +340,18 @@ def read_results(path: str | Path) -> Results:
     """The content of a results file, its keys and rows checked."""
     path = Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise ValueError(f"cannot read results file {path}: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}): write it again with the command that made it") from error
     expected = [field.name for field in fields(Results)]
     if not isinstance(content, dict) or sorted(content) != sorted(expected):
-        found = ", ".join(sorted(content)) if isinstance(content, dict) else type(content).__name__
+        found = ", ".join(sorted(content))[:200] if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path} is not a results file: expected the keys {', '.join(expected)}, found {found}")
     try:
+        for key, kind in get_type_hints(Results).items():
+            require_kind(content[key], kind, key)
         check_rows(content["rows"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -1,6 +1,7 @@
 """A saved pruner comes back: its method by itself, or on its base model, where both are made for each other."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ from diffprune.backbones.base import Backbone
 from diffprune.base_files import quantiser
 from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import plain_model, refuse_offloaded, wrap_backbone
+from diffprune.json_files import short
 from diffprune.loading import load_base, may_be_on_hub, model_sources, say_hub_is_asked
 from diffprune.methods.base import Pruner
-from diffprune.methods.options import build_method, deployed_as
+from diffprune.methods.options import build_method, deployed_as, make_options
 from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, load_pruner
 
 
@@ -35,6 +37,8 @@ def load_pruned_vlm(
     """
     folder, restore = local_pruner(directory)
     config, state = load_pruner(folder, restore=restore)
+    if keep is None and not config["budgets"]:
+        raise ValueError(f"{directory} names no budget that it was trained for; give keep=...")
     wanted = config["base"]
     if base is None:
         if not wanted["id"]:
@@ -50,21 +54,29 @@ def load_pruned_vlm(
     base = cast(nn.Module, plain_model(base))
     backbone = wrap_backbone(base, processor)
     refuse_offloaded(backbone, backbone.model.get_input_embeddings().weight.device)
-    if not allow_other_base:
-        refuse_other_base(backbone, config)
-    deployed = saved_method(directory, config, state, backbone, method)
-    budget = keep if keep is not None else config["budgets"][-1]
-    vlm = cls(
-        base,
-        processor,
-        method=deployed,
-        keep=budget,
-        positions=config["positions"],
-        newline=config.get("newline", "rows"),
-        budget=config.get("budget", "global"),
-    )
+    with _naming(directory):
+        if not allow_other_base:
+            refuse_other_base(backbone, config)
+        vlm = cls(
+            base,
+            processor,
+            method=saved_method(directory, config, state, backbone, method),
+            keep=keep if keep is not None else config["budgets"][-1],
+            positions=config["positions"],
+            newline=config.get("newline", "rows"),
+            budget=config.get("budget", "global"),
+        )
     vlm.trained_for, vlm.artefact = tuple(config["budgets"]), config
     return vlm
+
+
+@contextmanager
+def _naming(directory: str | Path) -> Iterator[None]:
+    """Inside, an error names the saved pruner it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(str(error) if str(directory) in str(error) else f"{directory}: {error}") from error
 
 
 def saved_method(
@@ -84,23 +96,20 @@ def saved_method(
     """
     if (order := config.get("order", "raster")) != "raster":
         raise ValueError(
-            f"{directory} was saved with order={order!r}, which is no longer an option; change it to "
+            f"{directory} was saved with order={short(order)}, which is no longer an option; change it to "
             '"raster" in its config.json: kept tokens reach the language model in raster order'
         )
     name, options = config["method"]["name"], config["method"]["options"]
-    trained = build_method(name, block=backbone.block, language=backbone.language, **options)
-    own = set(exported_state(trained.state_dict()))
-    if own != set(state):
-        odd = sorted(own ^ set(state))[0]
-        raise ValueError(
-            f"{directory}: the weights do not fit method {config['method']['name']!r}, "
-            f"the first that differs is {odd!r}"
-        )
-    trained.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
-    try:
+    with _naming(directory):
+        make_options(name, options)  # also where one is called as an argument of the next call
+        trained = build_method(name, block=backbone.block, language=backbone.language, **options)
+        weights = exported_state(trained.state_dict())
+        own, given = ({key: value.shape for key, value in one.items()} for one in (weights, state))
+        if own != given:
+            odd = min(key for key in own.keys() | given.keys() if own.get(key) != given.get(key))
+            raise ValueError(f"the weights do not fit method {name!r}, the first that differs is {odd!r}")
+        trained.load_state_dict({key: value.to(torch.float32) for key, value in state.items()}, strict=False)
         return deployed_as(trained.eval(), config.get("choice"), method)
-    except ValueError as error:
-        raise ValueError(f"{directory}: {error}") from None
 
 
 def refuse_other_base(backbone: Any, config: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ import safetensors.torch
 from torch import Tensor
 
 from diffprune.fingerprint import base_fingerprint, features_of
+from diffprune.json_files import read_json, require_kind, short
 from diffprune.results import Row, library_versions, markdown_table
 
 FORMAT = 1
@@ -38,8 +39,11 @@ SAVED = ".saved"  # folder of a save whose files are being moved
 #   choice     {"name", and its options}: how the scores are used, where the method's own rule is not what is deployed
 # and may hold `recipe`: what it was trained by, for the rows that are measured with it.
 CONFIG_KEYS: dict[str, type] = {"method": dict, "base": dict, "features": dict, "budgets": list, "positions": str}
-_METHOD_KEYS = ("name", "options")
-_BASE_KEYS = ("id", "revision", "fingerprint")
+_KINDS: dict[str, dict[str, Any]] = {
+    "method": {"name": str, "options": dict[str, Any]},
+    "base": {"id": str | None, "revision": str | None, "fingerprint": str, "model_type": str | None},
+    "features": {"image_mean": list[float] | None, "image_std": list[float] | None},
+}
 SCORER_OPTIONS = ("scorer", "scorer_depth", "final_norm")  # what a choice shares with the method it deploys
 _FILLED_KEYS = ("format", "versions", "weights_digest")
 
@@ -91,14 +95,16 @@ def _check_config(config: Mapping[str, Any]) -> None:
     """Raise where an entry is missing or of the wrong type."""
     for key, kind in CONFIG_KEYS.items():
         if not isinstance(config.get(key), kind):
-            raise ValueError(f"{key} is {config.get(key)!r}: must be a {kind.__name__}")
-    for section, keys in (("method", _METHOD_KEYS), ("base", _BASE_KEYS)):
-        for key in keys:
-            if key not in config[section]:
+            raise ValueError(f"{key} is {short(config.get(key))}: must be a {kind.__name__}")
+    for section, kinds in _KINDS.items():
+        for key, kind in kinds.items():
+            if key not in config[section] and key in ("name", "options", "id", "revision", "fingerprint"):
                 raise ValueError(f"{section}.{key} is missing")
+            require_kind(config[section].get(key), kind, f"{section}.{key}")
+    require_kind(config["budgets"], list[float], "budgets")
     choice = config.get("choice", {"name": ""})
     if not isinstance(choice, dict) or not isinstance(choice.get("name"), str):
-        raise ValueError(f"choice is {choice!r}: must be a dict with its name")
+        raise ValueError(f"choice is {short(choice)}: must be a dict with its name")
 
 
 def save_pruner(
@@ -208,13 +214,15 @@ def _read_config(path: Path, restore: str | None) -> dict[str, Any]:
         written = "give a folder written by save_pretrained or by `diffprune train`"
         raise ValueError(f"{path} is missing: {_restore_hint(path, restore, written)}")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {_restore_hint(path, restore)}") from error
+        raise ValueError(f"{path} is damaged ({error}): {_restore_hint(path, restore)}") from error
     if not isinstance(config, dict) or "format" not in config or "method" not in config:
         raise ValueError(f"{path} is not of a saved pruner: give a folder written by save_pretrained, not a base model")
     if config["format"] != FORMAT:
-        raise ValueError(f"{path} has format {config['format']!r} and this version reads {FORMAT}: upgrade diffprune")
+        raise ValueError(
+            f"{path} has format {short(config['format'])} and this version reads {FORMAT}: upgrade diffprune"
+        )
     try:
         _check_config(config)
         if missing := [key for key in _FILLED_KEYS if key not in config]:

@@ -217,6 +217,11 @@ def count_text(number: int) -> str:
     return str(number)
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def hush_loader() -> None:
     """No bar of transformers while it reads weights, which every command says in its header; downloads keep theirs."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars

@@ -6,7 +6,9 @@ python -m tests.evaluate.killed MODEL DATA OUT POINT...     POINT: before, betwe
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,24 +20,23 @@ from tests.evaluate.own_questions import asked
 def run_until(point: str, model: Path, data: Path, out: Path) -> None:
     """Evaluate, and die at that point."""
     moment, _, which = point.partition("@")
-    append, appends = journal.Journal._append, [0]
+    append, appends = journal.add_lines, [0]
 
-    def dying(self: journal.Journal, line: dict) -> None:
+    def dying(path: Path, values: Iterable[Any]) -> None:
         appends[0] += 1
         if appends[0] != int(which):
-            append(self, line)
+            append(path, values)
             return
         if moment == "after":
-            append(self, line)
+            append(path, values)
         elif moment == "between":
-            assert self.path is not None
-            whole = self.path.read_bytes() if self.path.exists() else b""
-            append(self, line)
-            grown = self.path.read_bytes()
-            self.path.write_bytes(grown[: (len(whole) + len(grown)) // 2])
+            whole = path.read_bytes() if path.exists() else b""
+            append(path, values)
+            grown = path.read_bytes()
+            path.write_bytes(grown[: (len(whole) + len(grown)) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    journal.Journal._append = dying  # type: ignore[method-assign]
+    journal.add_lines = dying
     Session(asked(model, data, out)).run()
 
 

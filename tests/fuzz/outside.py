@@ -2,60 +2,21 @@
 
 import contextlib
 import io
-import json
 import random
 import shutil
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from PIL import Image
 
 from diffprune.backbones.processors import open_image
 from diffprune.cli.main import _run
-from diffprune.config import load_config
-from diffprune.results import read_results, write_results
-from diffprune.saving import load_pruner
-from diffprune.train.checkpointing import load_latest
 from tests import tiny
-from tests.contracts.vlm import pruned
+from tests.fuzz.odd_files import KINDS, mutated, try_one
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 MODES = ("RGB", "L", "RGBA", "P", "1", "CMYK", "I;16", "F", "LA", "I")
-ODD = (
-    b"\x00",
-    b"\xff\xff\xff\xff",
-    b"{",
-    b"]",
-    b'"',
-    b"\n",
-    b"1e999",
-    b"null",
-    b"-1",
-    b"NaN",
-    b"\xed\xa0\x80",
-    b"&a *a",
-)
-
-
-def mutated(rng: random.Random, content: bytes) -> bytes:
-    """Some bytes flipped, cut, repeated or put in."""
-    data = bytearray(content)
-    for _ in range(rng.choice([1, 1, 2, 5, 20])):
-        place = rng.randrange(max(1, len(data)))
-        kind = rng.randrange(5)
-        if kind == 0 and data:
-            data[place] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            del data[place : place + rng.randint(1, 40)]
-        elif kind == 2:
-            data[place:place] = data[place : place + rng.randint(1, 40)]
-        elif kind == 3:
-            data[place:place] = rng.choice(ODD)
-        else:
-            del data[place:]
-    return bytes(data)
 
 
 @contextlib.contextmanager
@@ -98,50 +59,10 @@ def pictures(rng: random.Random) -> None:
         refused_in_words(opened, naming=path.name)
 
 
-@cache
-def samples() -> dict[str, tuple[str, bytes]]:
-    """A whole file of each kind that is read, by name."""
-    with folder() as disk:
-        pruned("llava", "diffprune", keep=4).save_pretrained(disk / "pruner", base_id="some/base")
-        rows = [{"method": "full", "keep": 1.0, "seed": 0, "task": "scenes/sign", "score": 50.0, "full_score": 50.0}]
-        write_results(disk / "x.json", name="x", rows=rows, seeds=[0], notes="")
-        found = {
-            "config": ("run.yaml", Path("configs/llava/diffprune_k64.yaml").read_bytes()),
-            "results": ("x.json", (disk / "x.json").read_bytes()),
-        }
-        for path in sorted((disk / "pruner").iterdir()):
-            found[f"pruner:{path.name}"] = (path.name, path.read_bytes())
-        return found
-
-
 def files(rng: random.Random) -> None:
-    """A config, a results file or a saved pruner, mutated: read, or refused by name."""
-    kind = rng.choice(list(samples()))
-    name, content = samples()[kind]
+    """A file of any kind that is read, mutated: used, or refused by name."""
     with folder() as disk:
-        if kind.startswith("pruner:"):
-            for other, (file, whole) in samples().items():
-                if other.startswith("pruner:"):
-                    (disk / file).write_bytes(whole)
-        (disk / name).write_bytes(mutated(rng, content))
-        if kind == "config":
-            refused_in_words(lambda: load_config(disk / name), naming="")
-        elif kind == "results":
-            refused_in_words(lambda: read_results(disk / name), naming=name)
-        else:
-            refused_in_words(lambda: load_pruner(disk), naming="")
-
-
-def checkpoints(rng: random.Random) -> None:
-    """A folder of checkpoints with one mutated state: the older one, or none, and never a crash."""
-    with folder() as disk:
-        for step in (1, 2):
-            path = disk / f"checkpoint-{step:06d}"
-            path.mkdir()
-            (path / "state.json").write_bytes(
-                mutated(rng, json.dumps({"state": {"step": step}, "digests": {}}).encode())
-            )
-        load_latest(disk)
+        try_one(rng.choice(list(KINDS)), rng, disk)
 
 
 WORDS = (
@@ -182,4 +103,4 @@ def command_lines(rng: random.Random) -> None:
         assert "Traceback" not in err.getvalue(), f"{command} {words}: {err.getvalue()[:300]}"
 
 
-CAMPAIGNS = {"pictures": pictures, "files": files, "checkpoints": checkpoints, "commands": command_lines}
+CAMPAIGNS = {"pictures": pictures, "files": files, "commands": command_lines}

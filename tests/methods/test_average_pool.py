@@ -1,5 +1,7 @@
 """Average pooling: K cells tile the grid, each gives its mean."""
 
+import statistics
+
 import pytest
 import torch
 
@@ -25,6 +27,14 @@ def test_a_square_budget_pools_like_torch() -> None:
     picture = x[0].T.view(1, 5, 24, 24)
     torch.testing.assert_close(merged, torch.nn.functional.avg_pool2d(picture, 3)[0].flatten(1).T)
     assert positions[:3] == [25, 28, 31]
+
+
+def test_a_cell_of_one_token_is_that_token() -> None:
+    x = torch.arange(1.0, 7.0).view(1, 6, 1)
+    assert pool(x, 6, (2, 3))[0][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    own, _ = split_grid((2, 3), 4)
+    means = [statistics.fmean(x[0, place, 0].item() for place in range(6) if own[place] == cell) for cell in range(4)]
+    assert 1 in map(own.count, range(4)) and pool(x, 4, (2, 3))[0][:, 0].tolist() == means
 
 
 @pytest.mark.parametrize("grid", [(24, 24), (3, 4), (1, 7), (5, 2), (7, 11)])

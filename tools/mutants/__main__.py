@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -26,8 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).parent / "faults.txt"
 COPIED = ("src", "tests", "conftest.py", "pyproject.toml", "configs")
 LINKED = ("lab", "shared", "docs", "results", "tools", "README.md", "examples", "Makefile", "CHANGELOG.md", "LICENSE")
-SECONDS = 1800  # after which the tests of a fault count as hanging, and so as having seen it
+SECONDS = 1800  # after which the tests of a fault count as hanging, and so as having seen it,
+CPU_SECONDS = 400  # as after so many of the processor, which a busy machine does not lengthen
 AT_LEAST = 97  # of a hundred
+MOST_TESTS = 10  # files that a fault names
+
+
+HANGING = (-1, -signal.SIGXCPU)  # exit codes of tests that were ended
 
 
 class Fault(NamedTuple):
@@ -115,6 +121,8 @@ def import_heavy_parts() -> None:
 def run_in_child(copy: Path, tests: Sequence[str]) -> int:
     """Run the tests in a copy, in this process, which nothing of it may outlive."""
     os.setsid()
+    if len(tests) <= MOST_TESTS:  # more are those of all faults together
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     log = os.open(copy / "last.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -165,7 +173,7 @@ def tried(faults: Sequence[Fault], record: Path) -> Iterator[dict[str, object]]:
             tail = (copy / "last.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
             entry = {
                 "fault": fault.name,
-                "caught": code in (1, 2, -1),  # a failed test, an import that fails, a test that hangs
+                "caught": code in (1, 2, *HANGING),  # a failed test, an import that fails, a test that hangs
                 "code": code,
                 "seconds": round(time.monotonic() - start, 1),
                 "digest": fault.digest(),

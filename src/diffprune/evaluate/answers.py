@@ -5,17 +5,21 @@ Nothing here runs a model, so that answers of several runs can be joined and sum
 
 import json
 import statistics
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diffprune.atomic import write_text
+from diffprune.json_files import read_json, require_kind
 
 SUFFIX = ".answers.json"  # of the file beside the results file
 QUESTION_KEYS = ("answers", "choices", "subset", "group")  # of a question in a sheet, where it has them
 NUM_KEPT = "num_kept"
 Keep = int | float
+_OF_A_SHEET = ("metrics", "made_by", "places", "notes")  # in its file where there is something
+_OF_A_RUN = ("said", "score", "raw", "units", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +126,51 @@ def write_sheet(path: Path, sheet: Sheet) -> None:
         }
         for one in sheet.answers
     ]
-    more = {key: value for key in ("metrics", "made_by", "places", "notes") if (value := getattr(sheet, key))}
+    more = {key: value for key in _OF_A_SHEET if (value := getattr(sheet, key))}
     write_text(path, json.dumps({"questions": sheet.questions, "chance": sheet.chance, **more, "runs": runs}))
 
 
 def read_sheet(path: Path) -> Sheet:
-    """The answers of a file that `write_sheet` wrote."""
+    """The answers of a file that `write_sheet` wrote, every value checked."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        answers = [
-            Answers(
-                entry=Entry(one["method"], one["keep"], one["seed"]),
-                **{key: one[key] for key in ("said", "score", "raw", "units", "seconds")},
-                **{key: one[key] for key in ("average", "values", "right") if key in one},
-            )
-            for one in content["runs"]
-        ]
-        more = {key: content[key] for key in ("metrics", "made_by", "places", "notes") if key in content}
-        return Sheet(content["questions"], content["chance"], answers, **more)
+        return _as_sheet(read_json(path))
     except OSError as error:
         raise ValueError(
             f"cannot read the answers {path} ({error.strerror}); `diffprune eval --out` keeps them beside its results"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no answers of this version; write it again with `diffprune eval`") from error
+    except ValueError as error:
+        raise ValueError(
+            f"{path} holds no answers of this version ({error}); write it again with `diffprune eval`"
+        ) from error
+
+
+def _as_sheet(content: Any) -> Sheet:
+    require_kind(content, dict[str, Any], "it")
+    parts = typing.get_type_hints(Sheet)
+    for key in ("questions", "chance", *(key for key in _OF_A_SHEET if key in content)):
+        require_kind(content.get(key), parts[key], key)
+    for place, question in enumerate(content["questions"]):
+        for key in ("id", "task", "prompt", "answer"):
+            require_kind(question.get(key), str, f"questions[{place}].{key}")
+    require_kind(content.get("runs"), list[dict[str, Any]], "runs")
+    answers = [_as_answers(one, f"runs[{place}]") for place, one in enumerate(content["runs"])]
+    count = len(content["questions"])
+    for place, one in enumerate(answers):
+        if any(len(values) != count for values in (one.said, *one.values.values())):
+            raise ValueError(f"runs[{place}] does not have one answer to each of {count} questions")
+        if not one.score.keys() == one.raw.keys() == one.units.keys() == answers[0].units.keys():
+            raise ValueError(f"runs[{place}] does not have a score for each task")
+        if any(len(found) != len(answers[0].units[task]) for task, found in one.units.items()):
+            raise ValueError(f"runs[{place}] has other questions scored than the first run")
+        if any(len(found) != len(one.units.get(task, ())) for task, found in one.right.items()):
+            raise ValueError(f"runs[{place}] does not say of each scored question whether it is right")
+    more = {key: content[key] for key in _OF_A_SHEET if key in content}
+    return Sheet(content["questions"], content["chance"], answers, **more)
+
+
+def _as_answers(one: dict[str, Any], where: str) -> Answers:
+    kinds = typing.get_type_hints(Answers)
+    given = [*_OF_A_RUN, *(key for key in ("average", "values", "right") if key in one)]
+    for key, kind in {"method": str, "keep": Keep, "seed": int, **{key: kinds[key] for key in given}}.items():
+        require_kind(one.get(key), kind, f"{where}.{key}")
+    return Answers(Entry(one["method"], one["keep"], one["seed"]), **{key: one[key] for key in given})

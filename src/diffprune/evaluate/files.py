@@ -6,8 +6,8 @@ file. Pictures stay where they are until they are encoded.
 """
 
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -20,6 +20,8 @@ from diffprune.backbones.processors import open_image
 from diffprune.evaluate.sources import Questions
 from diffprune.evaluate.task import METRICS, Question, Task
 from diffprune.extras import MissingExtraError
+from diffprune.json_files import parse_json
+from diffprune.terminal import first_line
 
 Row = Mapping[str, Any]
 KEYS = ("image", "question", "answer", "answers", "choices", "id", "task", "metric", "group", "subset", "turns")
@@ -94,11 +96,11 @@ def _rows(path: Path) -> Iterator[Row]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
     elif path.suffix in (".jsonl", ".json"):
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(filter(str.strip, file), 1):
+        with path.open("rb") as file:
+            for number, line in enumerate(filter(bytes.strip, file), 1):
                 try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
+                    row = parse_json(line)
+                except ValueError as error:
                     raise ValueError(f"{path}, row {number} is no JSON ({error}); write one object a line") from error
                 if not isinstance(row, dict):
                     raise ValueError(f"{path}, row {number} is a {type(row).__name__}; write one object a line")
@@ -112,7 +114,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     file = _parquet(path)
     names = [name for name in file.schema_arrow.names if name in KEYS]
     for group in range(file.num_row_groups):
-        for place, row in enumerate(file.read_row_group(group, columns=names).to_pylist()):
+        with _reading(path):
+            rows = file.read_row_group(group, columns=names).to_pylist()
+        for place, row in enumerate(rows):
             images = _as_list(row.get("image"))
             row["image"] = [
                 image if isinstance(image, str) else _stored(image, path, group, place, number)
@@ -128,27 +132,37 @@ def _parquet(path: Path) -> Any:
         raise MissingExtraError(
             "pyarrow, which reads parquet files, is not installed: run pip install 'diffprune[train]'"
         ) from None
-    try:
+    with _reading(path):
         return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or no parquet file: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Inside, whatever pyarrow raises of a damaged file is one sentence that names it."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{path} is damaged or no parquet file: {first_line(error)}") from error
 
 
 def _stored(image: Any, path: Path, group: int, row: int, place: int) -> Any:
     """A picture's bytes as a note of where they lie; a struct without bytes (as datasets are saved) has its path."""
     if isinstance(image, Mapping) and image.get("bytes") is None:
         return image.get("path")
+    if not isinstance(_bytes_of(image), bytes):
+        return image  # no picture, which is told with its row
     digest = blake2b(_bytes_of(image), digest_size=16).hexdigest()
     return StoredImage(digest, path, group, row, place)
 
 
-def _bytes_of(image: Any) -> bytes:
+def _bytes_of(image: Any) -> Any:
     return image["bytes"] if isinstance(image, Mapping) else image
 
 
 @lru_cache(maxsize=2)
 def _image_column(path: Path, group: int) -> list[Any]:
-    return _parquet(path).read_row_group(group, columns=["image"]).column("image").to_pylist()
+    with _reading(path):
+        return _parquet(path).read_row_group(group, columns=["image"]).column("image").to_pylist()
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -206,10 +220,10 @@ def _turns(turns: Any, where: str) -> tuple[tuple[str, str], ...]:
     """Earlier questions and answers: [question, answer] each, or {"question", "answer"}."""
     found = []
     for turn in _as_list(turns):
-        pair = (turn.get("question"), turn.get("answer")) if isinstance(turn, Mapping) else tuple(turn)
-        if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+        pair = (turn.get("question"), turn.get("answer")) if isinstance(turn, Mapping) else turn
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise ValueError(f"{where} has the turn {turn!r}; write [question, answer] for each")
-        found.append(pair)
+        found.append(tuple(pair))
     return tuple(found)
 
 
@@ -233,15 +247,18 @@ def _size(image: Any) -> tuple[int, int]:
             return opened.size
     except FileNotFoundError:
         raise ValueError(f"there is no image file {image}") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        name = "the image" if isinstance(image, StoredImage) else image
-        raise ValueError(f"{name} cannot be read ({error})") from error
+    except Exception as error:  # damaged headers make Pillow's readers raise anything
+        name = "the image" if isinstance(image, StoredImage) else str(image)[:200]
+        raise ValueError(f"{name} cannot be read ({first_line(error)[:200]})") from error
 
 
 def _open(image: Any) -> Image.Image:
     if not isinstance(image, StoredImage):
         return open_image(image)
-    return open_image(Image.open(io.BytesIO(image.read())))
+    try:
+        return open_image(image.read())
+    except ValueError as error:
+        raise ValueError(f"{image.file}, row {image.row + 1} of group {image.group}: {error}") from error
 
 
 # Tasks ---------------------------------------------------------------------------------------------------------------

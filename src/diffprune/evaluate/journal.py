@@ -5,13 +5,13 @@ then one line for each batch, with what every measurement said to it. A line is 
 that was cut off within a line is dropped. Once all is answered the sheet takes its place (`answers.write_sheet`).
 """
 
-import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from diffprune.evaluate.answers import answers_file
+from diffprune.json_files import add_lines, keep_lines, read_lines, require_kind
 
 SUFFIX = ".answers.jsonl"
 Reply = dict[str, Any]  # `said`, and whatever else was measured of each prompt of a batch, a list each
@@ -39,27 +39,38 @@ class Journal:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        lines = whole.decode("utf-8").splitlines()
-        if not lines:
-            path.unlink()
-            return
-        try:
-            first, *rest = map(json.loads, lines)
-            require_same(path, first["made_by"], self.made_by)
-            for line in rest:
-                self._take(line["asked"], line["runs"])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is damaged; delete it, or start anew with --fresh") from error
-        if len(whole) < len(content):  # the process was killed while it wrote
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
+        with _reading(path):
+            lines, size = read_lines(path)
+            made_by = _made_by(lines[0]) if lines else self.made_by
+        require_same(path, made_by, self.made_by)
+        with _reading(path):
+            for number, line in enumerate(lines[1:], start=2):
+                self._take(*self._checked(line, f"line {number}"))
+        keep_lines(path, size)  # the process may have been killed while it wrote
+
+    def _checked(self, line: Any, where: str) -> tuple[list[int], list[Reply]]:
+        """Prompts and replies of a line; a `ValueError` where as many measurements and prompts do not write it."""
+        require_kind(line, dict[str, Any], where)
+        asked, runs = line.get("asked"), line.get("runs")
+        require_kind(asked, list[int], f"{where}: asked")
+        require_kind(runs, list[dict[str, list[Any]]], f"{where}: runs")
+        if not all(0 <= place < self.count for place in asked):
+            raise ValueError(f"{where}: asked is {asked}, and there are {self.count} prompts")
+        if len(runs) != self.runs or any(len(values) != len(asked) for reply in runs for values in reply.values()):
+            raise ValueError(f"{where}: an answer is missing or there is one too many")
+        for number, reply in enumerate(runs):
+            require_kind(reply.get("said"), list[str], f"{where}: said of run {number}")
+            for key in reply.keys() - {"said"}:
+                require_kind(reply[key], list[float | None], f"{where}: {key} of run {number}")
+        return asked, runs
 
     def add(self, asked: Sequence[int], runs: Sequence[Reply]) -> None:
         """What every measurement said to a batch; on the disk when this returns."""
         assert len(runs) == self.runs, "one reply of each measurement"
-        self._append({"asked": list(asked), "runs": list(runs)})
+        if self.path is not None:
+            is_new = not self.path.exists() or not self.path.stat().st_size
+            first = [{"made_by": self.made_by}] if is_new else []
+            add_lines(self.path, [*first, {"asked": list(asked), "runs": list(runs)}])
         self._take(asked, runs)
 
     def missing(self, asked: Sequence[int]) -> list[int]:
@@ -83,16 +94,20 @@ class Journal:
         for index, place in enumerate(asked):
             self.replies[place] = [{key: values[index] for key, values in reply.items()} for reply in runs]
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            if file.tell() == 0:
-                file.write(json.dumps({"made_by": self.made_by}, ensure_ascii=False).encode("utf-8") + b"\n")
-            file.write(json.dumps(line, ensure_ascii=False).encode("utf-8") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Inside, what is wrong with the file becomes a sentence that names it and the way out."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, or start anew with --fresh") from error
+
+
+def _made_by(line: Any) -> dict[str, str]:
+    require_kind(line, dict[str, Any], "line 1")
+    require_kind(line.get("made_by"), dict[str, str], "line 1: made_by")
+    return line["made_by"]
 
 
 def require_same(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from diffprune.integrations.readings import Sample, counted, read, static_circul
 from diffprune.integrations.suites import PAPER, Benchmark, chance
 from diffprune.methods.base import Pruner
 from diffprune.model import PrunedVLM
+from diffprune.terminal import first_line
 
 SAME = 1e-6  # of a score, by which the harness's number and the mean of our units may differ
 JUDGED = "mmbench_cn_dev"  # asks a judge where it could read by rules
@@ -110,7 +111,7 @@ def not_there(name: str, hub_id: str, error: Exception) -> ValueError:
 
     attempt = getattr(error, "last_attempt", None)  # of tenacity's wrapper
     cause = (attempt.exception() if attempt is not None else None) or error
-    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+    reason = first_line(cause).rstrip(".")
     folder = f"in the folder {Path.cwd() / hub_id}, " if hub_id else ""
     offline = " (HF_HUB_OFFLINE is set)" if hub.HF_HUB_OFFLINE else ""
     return ValueError(

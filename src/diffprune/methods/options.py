@@ -7,6 +7,7 @@ shell must be given all of it in quotes.
 import dataclasses
 import difflib
 import inspect
+import numbers
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -117,9 +118,24 @@ def make_options(name: str, options: Mapping[str, Any]) -> Any:
             near = difflib.get_close_matches(key, known, n=1)
             all_known = ", ".join(known) or "none"
             hint = f"did you mean {near[0]} (of {all_known})?" if near else f"it takes {all_known}"
-            raise ValueError(f"method {name!r} has no option {key!r}; {hint}")
+            raise ValueError(f"method {name!r} has no option {key[:80]!r}; {hint}")
+    kinds = typing.get_type_hints(cls.Options)
+    for key, value in given.items():
+        arms = typing.get_args(kinds[key]) if isinstance(kinds[key], types.UnionType) else (kinds[key],)
+        if not any(_fits(value, arm) for arm in arms):
+            takes = " or ".join(_words(arm) for arm in arms)
+            raise ValueError(f"option {key!r} of method {name!r} takes {takes}, not {str(value)[:80]!r}")
     preset = getattr(cls, "presets", {}).get(name, {})
     return cls.Options(**{**preset, **given})
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value may be given for an option of that type; of types without words of their own any may."""
+    if typing.get_origin(kind) is Sequence:
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if kind in (int, float):
+        return isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, kind) if kind in (bool, str, type(None)) else True
 
 
 def parse_method(text: str) -> NamedMethod:

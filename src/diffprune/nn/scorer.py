@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from diffprune.nn.blocks import Block, BlockSpec, make_norm, position_angles, zero_padding
 
+MOST_BLOCKS = 64  # of a scorer; the deepest tower has fewer
+
 
 class Scorer(nn.Module):
     """Transformer blocks of the tower's own kind and a linear head that starts at zero, so all logits start equal.
@@ -22,8 +24,8 @@ class Scorer(nn.Module):
 
     def __init__(self, spec: BlockSpec, depth: int = 2, *, final_norm: bool = True) -> None:
         super().__init__()
-        if depth < 0:
-            raise ValueError(f"scorer_depth={depth} is no number of blocks; give 0 or more")
+        if not 0 <= depth <= MOST_BLOCKS:
+            raise ValueError(f"scorer_depth={str(depth)[:20]} is no number of blocks; give 0 to {MOST_BLOCKS}")
         self.spec = spec
         self.blocks = nn.ModuleList(Block(spec) for _ in range(depth))
         self.norm = make_norm(spec) if final_norm else nn.Identity()

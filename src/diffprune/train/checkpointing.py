@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from diffprune.atomic import sync_folder
+from diffprune.json_files import read_json
 
 logger = logging.getLogger("diffprune")
 
@@ -143,13 +144,15 @@ def set_damaged_aside(folder: Path) -> None:
 
 def _read(path: Path) -> Checkpoint:
     """A checkpoint, every file of it compared with its digest; `ValueError` where one is not what was written."""
-    content = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    content = read_json(path / STATE_FILE)
     state, digests = (content.get(key) for key in ("state", "digests")) if isinstance(content, dict) else (None, None)
     if not isinstance(state, dict) or not isinstance(digests, dict):
         raise ValueError(f"{path / STATE_FILE} is damaged")
     # Checkpoints of before 2026-11-18 have no digest of their state.
     if content.get("state_digest", _state_digest(state)) != _state_digest(state):
         raise ValueError(f"{path / STATE_FILE} is damaged")
+    if set(digests) != {file.stem for file in path.glob("*.safetensors")}:
+        raise ValueError(f"{path} does not hold the files that its {STATE_FILE} names")
     tensors = {}
     for name, digest in digests.items():
         raw = (path / f"{name}.safetensors").read_bytes()

@@ -1,6 +1,7 @@
 """What a run shows while it is under way and leaves behind: a progress line, metrics.jsonl, TensorBoard, loss.png."""
 
 import json
+import logging
 import resource
 import sys
 import time
@@ -14,12 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from diffprune.atomic import replacing, write_text
+from diffprune.json_files import parse_json, require_kind, short
 from diffprune.terminal import clock, time_column
 from diffprune.train.checkpointing import writing
 
 METRICS, PLOT, BOARD = "metrics.jsonl", "loss.png", "tensorboard"
+PLOTTED = {"train": ("loss", "tau"), "validation": ("throttled", "hard"), "start": ()}  # numbers of a record, by kind
 LINE_SECONDS = 30.0  # between two lines where stderr is no terminal
 Record = Mapping[str, Any]
+logger = logging.getLogger("diffprune")
 
 
 def peak_memory_gb() -> float:
@@ -140,19 +144,33 @@ def open_board(folder: Path, start: int) -> Any:
 
 
 def read_metrics(folder: Path, *, until: int | None = None) -> list[dict[str, Any]]:
-    """The run's records, up to a step; a line that was cut off in the middle is skipped."""
+    """The run's records, up to a step; a line that is none, as one that was cut off, is passed over and named."""
     path = folder / METRICS
     if not path.is_file():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = parse_json(line)
+            _check_record(record)
+        except ValueError as error:
+            if line.strip():
+                logger.warning("line %d of %s is no record of a run (%s) and is passed over", number, path, error)
             continue
         if until is None or record["step"] <= until:
             records.append(record)
     return records
+
+
+def _check_record(record: Any) -> None:
+    """A `ValueError` where a record does not have the numbers that `plot_losses` draws."""
+    require_kind(record, dict[str, Any], "it")
+    require_kind(record.get("step"), int, "step")
+    require_kind(record.get("kind"), str, "kind")
+    if record["kind"] not in PLOTTED:
+        raise ValueError(f"kind is {short(record['kind'])}")
+    for key in PLOTTED[record["kind"]]:
+        require_kind(record.get(key), float, key)
 
 
 def plot_losses(folder: Path, records: Sequence[Record]) -> Path | None:

@@ -1,11 +1,11 @@
 """LLaVA's conversation JSON."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from diffprune.backbones.prompts import Exchange
 from diffprune.config import DataConfig
+from diffprune.json_files import read_json
 from diffprune.train.feed import Broken, Sample
 from diffprune.train.sources.rows import read_picture
 from diffprune.train.sources.table import Table
@@ -19,7 +19,7 @@ class Conversations(Table):
 
     def __init__(self, path: Path, config: DataConfig) -> None:
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries = read_json(path)
         except ValueError as error:
             raise ValueError(f"{path} is not JSON ({error})") from error
         if not isinstance(entries, list):

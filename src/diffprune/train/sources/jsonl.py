@@ -1,10 +1,10 @@
 """A folder of pictures with JSONL files, or one such file."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from diffprune.config import DataConfig
+from diffprune.json_files import parse_json
 from diffprune.train.feed import Broken, Sample
 from diffprune.train.sources.rows import Row, read_row, require_columns
 from diffprune.train.sources.table import Table
@@ -33,12 +33,12 @@ def read_jsonl(paths: Sequence[Path]) -> list[Row | ValueError]:
     """Every line as a row; one that is no JSON object is kept as the error it is."""
     rows: list[Row | ValueError] = []
     for path in paths:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             for line_number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError as error:
                     row = ValueError(f"{path.name} line {line_number} is not JSON ({error})")
                 if not isinstance(row, dict | ValueError):

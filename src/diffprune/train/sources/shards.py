@@ -1,11 +1,11 @@
 """WebDataset tar shards, read in place."""
 
-import json
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from diffprune.config import DataConfig
+from diffprune.json_files import parse_json
 from diffprune.train.feed import Broken, Sample
 from diffprune.train.sources.rows import read_row
 from diffprune.train.sources.table import Table
@@ -38,7 +38,7 @@ class Shards(Table):
             if picture is not None:
                 row[self.config.image] = _bytes_at(picture)
             if ".json" in files:
-                found = json.loads(_bytes_at(files[".json"]))
+                found = parse_json(_bytes_at(files[".json"]))
                 row |= {key: value for key, value in found.items() if key != self.config.image}
             if ".txt" in files:
                 row[self.config.caption] = _bytes_at(files[".txt"]).decode("utf-8")

@@ -22,8 +22,8 @@ class Stream(ABC):
         """How many rows there are, where that is known."""
 
     @abstractmethod
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """Every row with its number."""
+    def rows(self) -> Iterator[tuple[int, Row | ValueError]]:
+        """Every row with its number; what is wrong with one that cannot be read stands in its place."""
 
 
 class StreamFeed(Feed):
@@ -68,13 +68,13 @@ class StreamFeed(Feed):
             self.position += 1
         return found
 
-    def _decode(self, item: tuple[int, Row]) -> Sample | Broken:
+    def _decode(self, item: tuple[int, Row | ValueError]) -> Sample | Broken:
         return read_row(*item, self.config, self.stream.root)
 
-    def _rows(self) -> Iterator[tuple[int, Row]]:
+    def _rows(self) -> Iterator[tuple[int, Row | ValueError]]:
         return (item for item in self.stream.rows() if self.chosen is None or item[0] in self.chosen)
 
-    def _flow(self) -> Iterator[tuple[int, Row]]:
+    def _flow(self) -> Iterator[tuple[int, Row | ValueError]]:
         """Training rows without end, shuffled within a window."""
         epoch = 0
         while True:
