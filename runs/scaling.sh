@@ -40,7 +40,7 @@ if [ "${SIZE:-full}" = tiny ]; then
     : "${SEEDS:=42}" "${JOBS:=2}" "${SECONDS_LEFT:=3600}" "${LEAST_SECONDS:=1}"
 fi
 : "${SEEDS:=42 123 456}" "${JOBS:=16}" "${SECONDS_LEFT:=530}" "${LEAST_SECONDS:=40}"
-: "${LEARNED=diffprune diffprune[tau.start=0.25] diffprune[tau.start=0.5] diffprune[noise=matched]}"
+: "${LEARNED=diffprune,diffprune-diverse diffprune[recipe=paper]}"
 : "${GROUPS_ASKED=random fastv gots mmtok holov,divprune visionzip,hidden_norm,oracle}"
 
 # shellcheck source=runs/side_by_side.sh

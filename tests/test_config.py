@@ -96,6 +96,17 @@ def test_a_method_by_its_name_alone_has_the_options_of_a_config_without_a_recipe
         assert build_method(name, block=alone.block, **options).options != alone.options
 
 
+def test_bad_temperatures_are_refused_and_one_that_was_found_by_itself_is_gone():
+    for tau, words in (
+        ({"start": "auto"}, r"tau.start is 'auto', which is no longer there: .* give a number, such as 2.0"),
+        ({"start": "aut"}, "tau.start is 'aut': must be a number"),
+        ({"start": 0.0}, "tau.start is 0.0: must be above 0"),
+        ({"start": 0.5, "end": 0.6}, "tau.end is 0.6: must be above 0 and at most start, 0.5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make_config({**MINIMAL, "tau": tau})
+
+
 def test_a_run_of_before_temperatures_were_drawn_goes_on_without(tmp_path):
     text = to_yaml(make_config(MINIMAL)).replace("  drawn: true\n", "")
     for name, drawn in (("run.yaml", False), ("own.yaml", True)):

@@ -23,7 +23,6 @@ from diffprune.json_files import short
 Recipe = Literal["default", "paper", "bridge"]
 BRIDGE = ("kept_exact", "standardise")  # options of DiffPrune that are on by default
 RUN_FILE = "run.yaml"  # the resolved config of a run, beside its checkpoints
-STARTS = (2.0, 0.25)  # temperatures to start from that tau.start=auto chooses from, the paper's first
 
 
 def _require(holds: bool, key: str, value: object, wanted: str) -> None:
@@ -103,8 +102,7 @@ class TauConfig:
     """The Soft Top-K temperature; `anneal_steps` is optimiser steps (int) or a share of the run (float).
 
     Args:
-        start: A temperature, or "auto": the highest of `STARTS` at which the throttled loss agrees with the loss of
-            dropping about which rankings are good, measured before the first step (`diffprune.train.agreement`).
+        start: The temperature of the first step.
         end: The temperature after annealing, and of every validation.
         anneal_steps: Optimiser steps (int) or a share of the run (float) over which it falls; steps beyond the end of
             the run are warned of.
@@ -112,23 +110,15 @@ class TauConfig:
             annealed one: some see from the first step on what dropping will do. Not in the paper.
     """
 
-    start: float | Literal["auto"] = 2.0
+    start: float = 2.0
     end: float = 0.1
     anneal_steps: int | float = 2000
     drawn: bool = False
 
     def __post_init__(self) -> None:
-        start, named = (STARTS[-1], "the lowest start of auto") if self.start == "auto" else (self.start, "start")
-        _require(start > 0, "start", start, "above 0")
-        _require(0 < self.end <= start, "end", self.end, f"above 0 and at most {named}, {start}")
+        _require(self.start > 0, "start", self.start, "above 0")
+        _require(0 < self.end <= self.start, "end", self.end, f"above 0 and at most start, {self.start}")
         _require(_is_amount(self.anneal_steps), "anneal_steps", self.anneal_steps, _AMOUNT)
-
-    @property
-    def given_start(self) -> float:
-        """The temperature to start from where it is given; a run finds out what "auto" is before its first step."""
-        if self.start == "auto":
-            raise ValueError('tau.start is "auto", which `diffprune train` alone can find out; give a number')
-        return self.start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,6 +328,12 @@ def _without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"hardness is {values['hardness']!r}: the hardness loss is no longer there (docs/decisions/knobs.md); set "
             "it to 0, or go on with the version that wrote the file"
+        )
+    tau = values.get("tau")
+    if isinstance(tau, Mapping) and tau.get("start") == "auto":
+        raise ValueError(
+            "tau.start is 'auto', which is no longer there: the bridge draws a temperature for each picture instead "
+            "(docs/decisions/temperature.md); give a number, such as 2.0"
         )
     return {key: value for key, value in values.items() if key not in ("hardness", "hardness_ramp")}
 

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from diffprune.methods.base import Pruner, TrainablePruner
 from diffprune.methods.options import build_method
 from diffprune.registry import METHODS
-from diffprune.train.agreement import fixed_logits
 from diffprune_lab.deit import DeiT
+from diffprune_lab.probes.agreement import fixed_logits
 from diffprune_lab.probes.bench import LEARNED, SUPERVISED, Bench
 from diffprune_lab.probes.data import Photos, inside_box
 from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, figure, label

@@ -1,8 +1,8 @@
 """What is left of three sizes of one native-resolution model at five pruning rates (paper, appendix figure).
 
-For every size a scorer is trained by the recipe of `scenes-llava`, nothing changed, and others with one thing changed
-(`CHANGED`). The model answers the kinds of task of the paper's Qwen table through the deployed path, beside random
-choice, methods without training and the oracle.
+For every size a scorer is trained by the recipe of all reference models, and one by the paper's (`PAPER`); `DIVERSE` is
+the first one's scorer with the other choice. The model answers the kinds of task of the paper's Qwen table through the
+deployed path, beside random choice, methods without training and the oracle.
 The models are `scenes-qwen-s`, `-m` and `-l`, trained by `runs/scaling.sh`.
 
 Each (size, method, seed) is answered by itself and kept in a file of its own, so that several processes can share the
@@ -42,12 +42,12 @@ from diffprune_lab.scenes.tasks import PREFIX
 NAME = "scaling"
 BACKBONES = tuple(qwen.SPECS)
 TASKS = tuple(PREFIX + kind for kind in ("mmbench", "mme", "pope", "scienceqa", "textvqa"))  # of the paper's Qwen table
-RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9}  # share that stays: percent pruned
-LEARNED = "diffprune"
-CHANGED = tuple(f"{LEARNED}[{change}]" for change in ("tau.start=0.25", "tau.start=0.5", "noise=matched"))
+RATES = {0.75: 25.0, 0.5: 50.0, 0.3333: 66.7, 0.2222: 77.8, 0.1111: 88.9, 0.0556: 94.4}  # share that stays: % pruned
+LEARNED, DIVERSE = "diffprune", "diffprune-diverse"
+PAPER = f"{LEARNED}[recipe=paper]"
 UNTRAINED = ("random", "fastv", "holov", "divprune", "visionzip", "gots", "mmtok", "hidden_norm", "oracle")
 METHODS = {  # measured by default; a trial takes one of each kind, to be done in seconds
-    "full": (LEARNED, *CHANGED, *UNTRAINED),
+    "full": (LEARNED, DIVERSE, PAPER, *UNTRAINED),
     "tiny": (LEARNED, "random", "divprune"),
 }
 SEEDS = (42, 123, 456)
@@ -83,7 +83,7 @@ class ScalingSettings:
 
 
 SIZES = {
-    "full": ScalingSettings(steps=300, batch=16, held_out=128, questions=300),
+    "full": ScalingSettings(steps=1200, batch=16, held_out=128, questions=300),
     "tiny": ScalingSettings(steps=1, batch=2, held_out=0, questions=1, keeps=(0.5, 0.1111), answer_batch=32),
 }
 
@@ -120,17 +120,20 @@ def check_methods(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_learned(method: str) -> bool:
-    """Whether a scorer is trained for it here: DiffPrune, with changes or without."""
-    return method.partition("[")[0].strip() == LEARNED
+    """Whether a scorer is trained for it here: DiffPrune, with changes or without, and by the other choice."""
+    return method.partition("[")[0].strip() in (LEARNED, DIVERSE)
 
 
 def read_changes(method: str) -> tuple[dict[str, Any], list[str]]:
-    """What `diffprune[noise=matched;tau.start=0.5]` changes: options of the method, and dotted keys of its training."""
+    """What `diffprune[noise=matched;tau.start=0.5]` changes: options of the method, and keys of its training."""
+    if _choice(method) == "diverse":
+        parse_method(method)  # refuses what it does not know
+        return {}, []
     _, bracket, rest = method.partition("[")
     if bracket and not rest.endswith("]"):
         raise ValueError(f"method {method!r} cannot be read; {FORM}")
     items = [item.strip() for item in rest[:-1].split(";")] if bracket else []
-    dotted = [item for item in items if "." in item.partition("=")[0]]
+    dotted = [item for item in items if "." in item.partition("=")[0] or item.startswith("recipe=")]
     keys = [item.partition("=")[0].strip() for item in dotted]
     for key in keys:
         if key == "method.name" or key.startswith("backbone.") or keys.count(key) > 1:
@@ -139,20 +142,21 @@ def read_changes(method: str) -> tuple[dict[str, Any], list[str]]:
     return parse_method(f"{LEARNED}[{';'.join(own)}]" if own else LEARNED).options, dotted
 
 
+def _choice(method: str) -> str:
+    return "diverse" if method.partition("[")[0].strip() == DIVERSE else "top-k"
+
+
 def _has_seed(method: str) -> bool:
     return is_learned(method) or (method != "oracle" and parse_method(method).name == "random")
 
 
-# --- one size ---------------------------------------------------------------------------------------------------------
-
-
 def run_config(folder: Path, method: str, seed: int, settings: ScalingSettings) -> RunConfig:
-    """The training of a scorer by the recipe of scenes-llava, with the changes that the method names."""
+    """The training of a scorer by the recipe of all reference models, with the changes that the method names."""
     options, overrides = read_changes(method)
     values: dict[str, Any] = {
         "backbone": {"name": "qwen2_5_vl", "weights": str(folder), "dtype": "float32"},
         "method": {"name": LEARNED, **options},
-        "budget": {"range": [0.0278, 0.4444]},
+        "budget": {"range": [0.007, 0.2778]},
         "tau": {"start": 2.0, "end": 0.1, "anneal_steps": 0.8},
         "optim": {
             "lr": 5e-4,
@@ -210,10 +214,13 @@ class ModelBench:
         """The scorer of this seed, trained here where it is not there yet."""
         from diffprune.train.run import train_pruner
 
-        folder = self.work / MADE[1] / f"{self.backbone}-{method}-{seed}"
+        is_diverse = _choice(method) == "diverse"
+        trained = LEARNED if is_diverse else method
+        folder = self.work / MADE[1] / f"{self.backbone}-{trained}-{seed}"
         if not (folder / "model.safetensors").exists():
-            train_pruner(run_config(self.folder, method, seed, self.settings), folder, resume=True, quiet=True)
-        return PrunedVLM.from_pretrained(folder, base=self.vlm.base, processor=self.vlm.processor).method
+            train_pruner(run_config(self.folder, trained, seed, self.settings), folder, resume=True, quiet=True)
+        asked = {"method": method} if is_diverse else {}
+        return PrunedVLM.from_pretrained(folder, base=self.vlm.base, processor=self.vlm.processor, **asked).method
 
     def answer(self, part: Part) -> Sheet:
         """What the full model and the method at every budget say."""
@@ -245,9 +252,6 @@ def find_model(backbone: str, weights: Path | None, work: Path, *, tiny: bool) -
     raise ValueError(
         f"there is no {backbone} in {weights}: train it with runs/scaling.sh and name the folder with --weights"
     )
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
 
 
 def run_parts(
@@ -304,8 +308,8 @@ def run_parts(
                 f"{part.backbone} does not fit on {device}; give a smaller --backbone (what was measured is kept)"
             ) from None
         write_sheet(_answers_of(work, part), sheet)
-        made_by = {"recipe": "bridge", "choice": "top-k"} if is_learned(part.method) else {}
-        note_origin(_answers_of(work, part), commit=commit, **made_by)
+        trained = {"recipe": "paper" if part.method == PAPER else "bridge", "choice": _choice(part.method)}
+        note_origin(_answers_of(work, part), commit=commit, **(trained if is_learned(part.method) else {}))
         longest = max(longest, time.monotonic() - begun)
         say(
             f"{part.backbone} {part.method} seed {part.seed}: {time.monotonic() - begun:.0f} s, "

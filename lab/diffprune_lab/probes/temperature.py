@@ -4,7 +4,7 @@ DiffPrune's gradient is exact for what is executed, but what is executed is no d
 tokens weigh about the same. Here logits are noise plus a contrast between what captions speak of and the rest, so that
 things stand at the bottom of the ranking or on top of it, and the loss of captions is taken for both. Where the bottom
 is cheaper, the loss prefers the wrong ranking. Beside it stands what can be known where nobody says what matters: how
-far throttled and hard loss agree about random rankings (`diffprune.train.agreement`). The throttler is that of a run of
+far throttled and hard loss agree about random rankings (`agreement.py`). The throttler is that of a run of
 `diffprune train` on scenes, and a new one.
 """
 
@@ -23,10 +23,10 @@ from diffprune.evaluate.throttled import load_throttled, run_config
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.ops.noise import draw_normal
-from diffprune.train.agreement import BATCH, RANKINGS, Captions, agreement
 from diffprune.train.feed import Feed
 from diffprune.train.sampler import noise_generator
 from diffprune.train.sources import open_feed
+from diffprune_lab.probes.agreement import BATCH, RANKINGS, Captions, agreement
 from diffprune_lab.probes.figures import figure, legend_below
 from diffprune_lab.probes.store import Row, interval, rounded
 

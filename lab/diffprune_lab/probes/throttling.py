@@ -31,7 +31,7 @@ def take_snapshot(method: TrainablePruner, moment: float, falling: TauConfig) ->
     steps = 10_000
     tau = tau_at(
         round(moment * steps),
-        start=falling.given_start,
+        start=falling.start,
         end=falling.end,
         anneal_steps=resolve_steps(falling.anneal_steps, steps),
     )

@@ -51,12 +51,12 @@ def test_a_trial_without_named_methods_takes_one_of_each_kind(probe, tmp_path) -
 def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp_path, yes_folder, monkeypatch) -> None:
     monkeypatch.setitem(scaling.SIZES, "tiny", replace(scaling.SIZES["tiny"], questions=2))
     arguments = ("--out", tmp_path, "--weights", yes_folder, "--json")
-    code, out, err = probe(*arguments, "--methods", f"diffprune,{scaling.CHANGED[0]}")
+    code, out, err = probe(*arguments, "--methods", f"diffprune,{scaling.PAPER}")
     assert code == 0, err
     rows = json.loads(out)
     assert {row["backbone"] for row in rows} == {"scenes-qwen-s"}
     assert {(row["method"], row["pruned"]) for row in rows if "task" in row} == {
-        *((method, rate) for method in ("diffprune", scaling.CHANGED[0]) for rate in (50.0, 88.9)),
+        *((method, rate) for method in ("diffprune", scaling.PAPER) for rate in (50.0, 88.9)),
         ("full", 0.0),
     }
     assert {row["task"] for row in rows if "task" in row} == set(scaling.TASKS)
@@ -64,13 +64,13 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
     assert len(kept) == 5 and kept == [100.0] * 5  # it says yes, whatever it sees
     assert (tmp_path / "scaling.png").is_file()
     found = read_results(tmp_path / "scaling.json")
-    assert {row["recipe"] for row in found.rows if row["method"] != "full"} == {"bridge"}
+    assert {row["recipe"] for row in found.rows if row["method"] != "full"} == {"bridge", "paper"}
     assert all(row["commit"] and row["command"] for row in found.rows if row["method"] != "full")
     assert found.seeds == [42] and "1 steps of 2 captions" in found.notes
     scorer = tmp_path / "scaling/scorers/scenes-qwen-s-diffprune-42/model.safetensors"
     made = scorer.stat().st_mtime_ns
 
-    asked = ("diffprune", scaling.CHANGED[0], "random", "hidden_norm[layer=1]")
+    asked = ("diffprune", scaling.PAPER, "random", "hidden_norm[layer=1]")
     code, out, err = probe(*arguments, "--methods", ",".join(asked))
     assert code == 0, err
     assert scorer.stat().st_mtime_ns == made
@@ -149,10 +149,10 @@ def test_a_mistake_is_one_sentence(capsys, tmp_path, arguments, words) -> None:
 
 
 def test_what_has_no_seed_is_measured_once() -> None:
-    asked = scaling.parts(["scenes-qwen-s"], [scaling.CHANGED[0], "random", "holov"], [42, 123])
+    asked = scaling.parts(["scenes-qwen-s"], [scaling.PAPER, "random", "holov"], [42, 123])
     assert [(part.method, part.seed) for part in asked] == [
-        (scaling.CHANGED[0], 42),
-        (scaling.CHANGED[0], 123),
+        (scaling.PAPER, 42),
+        (scaling.PAPER, 123),
         ("random", 42),
         ("random", 123),
         ("holov", 0),
@@ -175,15 +175,16 @@ def test_what_would_end_too_late_is_not_begun(tmp_path) -> None:
 
 
 def test_the_scorers_are_trained_by_the_recipe_of_the_other_reference_model() -> None:
-    assert load_config(ROOT / "lab/configs/scenes_qwen/diffprune_any.yaml").tau.start == "auto"
-    own = load_config(ROOT / "lab/configs/scenes_qwen/diffprune_any.yaml", ["tau.start=2"])
-    other = load_config(ROOT / "lab/configs/scenes_llava/diffprune_any.yaml", ["recipe=bridge"])
-    changed = {line.partition(":")[0] for line in differences(own, other)}
-    assert changed == {"backbone.name", "backbone.weights", "budget.range"}
-    assert [round(share * 576) for share in own.budget.range or ()] == [16, 256]
-    settings = replace(scaling.SIZES["full"], steps=2000, batch=16, held_out=256)
+    own = load_config(ROOT / "lab/configs/scenes_qwen/diffprune_any.yaml")
+    for name in ("scenes_llava", "scenes_llava_next", "scenes_nano", "scarce_llava"):
+        other = load_config(ROOT / f"lab/configs/{name}/diffprune_any.yaml", ["recipe=bridge"])
+        changed = {line.partition(":")[0] for line in differences(own, other)}
+        assert changed <= {"backbone.name", "backbone.weights", "data.name"}, name
+    assert [round(share * 576) for share in own.budget.range or ()] == [4, 160]
+    settings = scaling.SIZES["full"]
     for method, more in (
         (scaling.LEARNED, set()),
+        (scaling.DIVERSE, set()),
         ("diffprune[noise=matched]", {"method.noise"}),
         ("diffprune[noise=matched; tau.start=0.5]", {"method.noise", "tau.start"}),
     ):

@@ -96,7 +96,7 @@ def describe(summary: dict) -> str:
         if chance is not None and best["hard"] >= chance:
             warning = (
                 f"\nno better than random choice, whose loss is {chance:.4f}: do not deploy it; give it "
-                "more steps, another seed, or tau.start=auto or 0.25 (docs/training.md)"
+                "more steps, or another seed (docs/training.md)"
             )
     early = ", ended early" if summary["ended"] == "early" else ""
     if summary["skipped"]:

@@ -34,7 +34,6 @@ class RunState(Progress):
         best: The best validation so far.
         random: The held-out loss of random choice at the same budgets: what a scorer must be below.
         waited: Validations since the best one, counted once the temperature has settled.
-        tau_start: The temperature of the first step, where the run found it itself.
         broken: Rows that could not be used.
         early: Whether patience has run out.
         seconds: Of training, over all sittings.
@@ -47,7 +46,6 @@ class RunState(Progress):
     best: dict[str, Any] | None = None
     random: float | None = None
     waited: int = 0
-    tau_start: float | None = None
     broken: list[dict[str, Any]] = field(default_factory=list)
     early: bool = False
     seconds: float = 0.0

@@ -39,17 +39,13 @@ def make_optimizer(trained: Sequence[nn.Parameter], optim: OptimConfig) -> torch
     return torch.optim.AdamW(trained, lr=optim.lr, weight_decay=optim.weight_decay)
 
 
-def make_schedule(optim: OptimConfig, tau: TauConfig, steps: int, *, tau_start: float | None = None) -> Schedule:
-    """The schedules of a run of so many steps.
-
-    Args:
-        tau_start: The temperature of the first step, where the run found it itself.
-    """
+def make_schedule(optim: OptimConfig, tau: TauConfig, steps: int) -> Schedule:
+    """The schedules of a run of so many steps."""
     return Schedule(
         steps=steps,
         peak_lr=optim.lr,
         warmup_steps=resolve_steps(optim.warmup, steps),
-        tau_start=tau.given_start if tau_start is None else tau_start,
+        tau_start=tau.start,
         tau_end=tau.end,
         anneal_steps=resolve_steps(tau.anneal_steps, steps),
     )

@@ -97,8 +97,6 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
         recomputing(trainer.vlm.backbone, enabled=config.optim.gradient_checkpointing),
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
-        if trainer.agreements:
-            watch.begin(trainer.schedule.tau_start, trainer.agreements)
         watch.print_line(header(trainer))
         if late := late_annealing(trainer.schedule):
             watch.print_line(late)

@@ -15,14 +15,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from diffprune.backbones.prompts import Batch
-from diffprune.config import STARTS, RunConfig
+from diffprune.config import RunConfig
 from diffprune.fingerprint import sampled_fingerprint
 from diffprune.fitting import wrap_backbone
-from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.schedules import Schedule, resolve_steps
-from diffprune.train.agreement import BATCH, SAMPLES, Captions, agreement, choose_start, smallest_share
 from diffprune.train.checkpointing import (
     Checkpoint,
     load_latest,
@@ -92,8 +90,6 @@ class Trainer:
         if not self.vlm.method.trained:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
         self.vlm.method.start_training()
-        if config.tau.start == "auto":
-            self._check_auto()
         self.feed: Feed = open_feed(config.data, config.seed)
         optim = config.optim
         self.size = optim.batch_size * optim.accumulate * accelerator.num_processes
@@ -106,7 +102,6 @@ class Trainer:
         self.state = RunState(batch=self.size)
         self.best_weights: dict[str, Tensor] = {}
         self.held_out: list[Sample] = []
-        self.agreements: list[tuple[float, float]] = []  # temperature and correlation, where a start was looked for
 
     def _load(self) -> tuple[Any, Any, str]:
         """The frozen model; where it is split over processes, one after the other loads it, for the host's memory."""
@@ -143,8 +138,8 @@ class Trainer:
 
     @property
     def schedule(self) -> Schedule:
-        """Temperature and learning rate by step; a temperature that the run finds itself is known from `begin` on."""
-        made = make_schedule(self.config.optim, self.config.tau, self.steps, tau_start=self.state.tau_start)
+        """Temperature and learning rate by step."""
+        made = make_schedule(self.config.optim, self.config.tau, self.steps)
         return self.state.planned(made)
 
     # --- before the first step ---
@@ -161,17 +156,15 @@ class Trainer:
             self.state.base = self._base_fingerprint()
             if getattr(self.vlm.method, "throttle_noise", None) is not None:
                 self.vlm.method.calibrate(tokens for _, _, tokens in self._first(CALIBRATION))  # type: ignore[operator]
-            if self.config.tau.start == "auto":
-                self.state.tau_start = self._find_start()
         rows = [self._usable(row) for row in self.feed.validation()]
         self.held_out = [row for row in rows if isinstance(row, Sample)]
         self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
 
-    def _first(self, count: int, size: int | None = None) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
+    def _first(self, count: int) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
         """The first samples to train on, some at a time, encoded."""
         per_epoch = self.feed.per_epoch
         count = count if per_epoch is None else min(count, per_epoch)
-        size = size or self.config.optim.batch_size
+        size = self.config.optim.batch_size
         for start in range(0, count, size):
             positions = range(start, min(start + size, count))
             rows = self.feed.read(positions, positions).values()
@@ -179,46 +172,16 @@ class Trainer:
             if samples:
                 yield samples, *self.feed.encode(self.vlm, samples)
 
-    def _check_auto(self) -> None:
-        method = self.vlm.method
-        if not isinstance(method, DiffPrune):
-            raise ValueError(
-                f"tau.start=auto is measured with diffprune's throttled loss, and {method.name!r} has none; give it a "
-                "number"
-            )
-        if not method.options.standardise:
-            raise ValueError(
-                "tau.start=auto is measured with standardised logits, and method.standardise is false; set it to true, "
-                "as recipe=bridge does, or give tau.start a number"
-            )
-
-    def _find_start(self) -> float:
-        """The highest temperature at which the smallest budget's throttled loss agrees with that of dropping."""
-        config, accelerator = self.config, self.accelerator
-        captions = [
-            Captions.of(samples, batch, tokens, config)
-            for samples, batch, tokens in self._first(SAMPLES, min(BATCH, config.optim.batch_size))
-        ]
-        if not captions:
-            raise ValueError(
-                f"none of the first {SAMPLES} rows of {config.data.name} can be used, so tau.start=auto has nothing to "
-                "measure with; check the data, or give a number"
-            )
-        keep = smallest_share(config.budget, captions)
-        values = agreement(self.vlm, captions, keep, (STARTS[-1], *STARTS[:-1]))
-        with accelerator.autocast():  # all processes decide by the same numbers
-            start, self.agreements = choose_start(
-                (tau, self.sum_up(value / accelerator.num_processes)[0]) for tau, value in values
-            )
-        return start
-
     def _base_fingerprint(self) -> str | None:
         """Of samples of the frozen weights, billions as they are; None where each process holds a part of them."""
         return None if self.config.backbone.shard else sampled_fingerprint(self.vlm.base.state_dict().items())
 
     def _restore(self, found: Checkpoint) -> None:
         try:
-            state = RunState(**found.state)
+            # Checkpoints of earlier versions name a start of the temperature, where a run found it itself.
+            state = RunState(
+                **{key: value for key, value in found.state.items() if (key, value) != ("tau_start", None)}
+            )
         except TypeError as error:
             raise ValueError(
                 f"the checkpoints of {self.folder} are of another version of diffprune ({error}); go on with that one, "

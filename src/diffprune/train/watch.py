@@ -90,12 +90,6 @@ class Watch:
             with writing(BOARD, self.folder):
                 self.board.close()
 
-    def begin(self, start: float, agreements: Sequence[tuple[float, float]]) -> None:
-        """The temperature to start from, and how far the throttled loss agrees with the hard one at those tried."""
-        tried = ", ".join(f"{value:.2f} at {tau:g}" for tau, value in agreements)
-        self.print_line(f"starts from tau {start:g}: throttled and hard loss of random rankings correlate by {tried}")
-        self._keep({"step": 0, "tau": start} | {f"agreement_{tau:g}": value for tau, value in agreements}, "start")
-
     def step(self, record: Record) -> None:
         """One optimiser step: step, loss, tau, lr, entropy, samples_s, memory_gb."""
         line = f"loss {record['loss']:.4f}, tau {record['tau']:.3f}, {record['samples_s']:.1f} samples/s"

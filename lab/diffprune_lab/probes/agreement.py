@@ -17,15 +17,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffprune.backbones.prompts import Batch
-from diffprune.config import BudgetConfig, RunConfig
+from diffprune.config import RunConfig
 from diffprune.model import PrunedVLM
 from diffprune.nn.scorer import standardise
 from diffprune.train.sampler import noise_generator
 from diffprune.types import Budget, VisualTokens
 
-ENOUGH = 0.75  # of the correlation at the lowest temperature, for a higher one to start from
-LEAST = 0.05  # share of the tokens to measure with; with fewer, all rankings lose about the same
-SAMPLES, BATCH, RANKINGS = 32, 4, 12
+BATCH, RANKINGS = 4, 12
 NOISE = "agreement"  # in place of a step: the noise is the same for every ranking and temperature
 
 
@@ -102,28 +100,6 @@ def agreement(
     hard = losses(None)
     for tau in taus:
         yield tau, correlation(hard, losses(tau))
-
-
-def choose_start(values: Iterable[tuple[float, float]]) -> tuple[float, list[tuple[float, float]]]:
-    """The highest temperature to be trusted about as well as the lowest, and all (temperature, correlation) up to it.
-
-    Args:
-        values: The lowest temperature first, then from the highest down; none is measured without need.
-    """
-    tried: list[tuple[float, float]] = []
-    for tau, value in values:
-        tried.append((tau, value))
-        if len(tried) > 1 and value > 0 and value >= ENOUGH * tried[0][1]:
-            return tau, tried
-    return tried[0][0], tried
-
-
-def smallest_share(budget: BudgetConfig, captions: Sequence[Captions]) -> float:
-    """The smallest budget of a run as a share of its tokens, `LEAST` at least."""
-    low = budget.keep if budget.range is None else budget.range[0]
-    assert low is not None  # one of the two is set
-    num_tokens = torch.cat([one.tokens.counts for one in captions]).double().mean().item()
-    return min(1.0, max(LEAST, low if isinstance(low, float) else low / num_tokens))
 
 
 def random_rankings(tokens: Sequence[VisualTokens], count: int, seed: int) -> list[list[Float[Tensor, "B N"]]]:

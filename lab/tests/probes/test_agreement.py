@@ -6,9 +6,9 @@ import torch
 from diffprune.config import make_config
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
-from diffprune.train.agreement import Captions, agreement, correlation, random_rankings
 from diffprune.train.frozen import load_frozen
 from diffprune.train.sources import open_feed
+from diffprune_lab.probes.agreement import Captions, agreement, correlation, random_rankings
 
 
 @pytest.fixture(scope="module")
