@@ -95,7 +95,7 @@ LIBRARY: dict[str, set[str]] = {
     "speed": _USER | {"train"},
     "report": _USER | {"evaluate", "speed"},
     "integrations": _USER | {"evaluate"},
-    "serve": _USER,
+    "serve": _USER | {"evaluate"},
     "cli": _USER | {"answering", "evaluate", "integrations", "report", "serve", "speed", "train", "viz"},
     "__main__": {"cli"},
 }

@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from diffprune.evaluate.task import Question
+from diffprune.serve import LOOK
 from diffprune_lab.demo.examples import Example, is_right
 from diffprune_lab.demo.plots import Axes, Line, nice_ticks, plot, smooth
 from diffprune_lab.demo.story import BUDGETS, TRAINED_BUDGETS, Story
@@ -42,7 +43,7 @@ def render_page(story: Story, out: Path) -> str:
     """The whole page; `out` is where it will lie, for the commands it shows."""
     assets = ASSETS / "demo"
     parts = {
-        "style": (assets / "page.css").read_text(encoding="utf-8").strip(),
+        "style": "\n".join(file.read_text(encoding="utf-8").strip() for file in (LOOK, assets / "page.css")),
         "script": (assets / "page.js").read_text(encoding="utf-8").strip(),
         "headline": escape(headline(story)),
         "lead": lead(story),

@@ -10,7 +10,7 @@ import pytest
 
 from diffprune_lab.demo import page, words
 from diffprune_lab.demo.story import BUDGETS
-from lab.tests.demo.browser import Browser, find_browser
+from tests.browser import Browser, find_browser
 
 
 class Structure(HTMLParser):

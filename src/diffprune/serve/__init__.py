@@ -5,3 +5,7 @@
 Requests that wait are answered together, whatever their budgets, lengths and temperatures. `worker`, `rows` and
 `answer` import nothing but the core; FastAPI and uvicorn are the extra `serve`.
 """
+
+from pathlib import Path
+
+LOOK = Path(__file__).parent / "page" / "look.css"  # colours, type and cards, for other pages too

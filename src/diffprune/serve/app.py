@@ -19,11 +19,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from diffprune.serve.errors import ApiError
+from diffprune.serve.examples import find_examples
+from diffprune.serve.forms import ERROR_SCHEMA, ERRORS, body_schema, completion, times, usage
 from diffprune.serve.metrics import Metrics
 from diffprune.serve.reading import Reader
 from diffprune.serve.schema import ChatRequest, SelectRequest
 from diffprune.serve.settings import Settings
-from diffprune.serve.worker import Answer, Job, Worker, timed_out
+from diffprune.serve.worker import Job, Worker, timed_out
 
 logger = logging.getLogger("diffprune")
 
@@ -54,6 +56,7 @@ class Server:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="diffprune-read")
         self.created = int(time.time())
         self.num_open = 0
+        self.examples: list[dict[str, str]] = []
 
     async def read(self, request: Request) -> bytes:
         """The body of a request; an `ApiError` where it is no JSON, too large or too slow."""
@@ -196,70 +199,37 @@ def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], 
             raise ApiError(404, f"there is no model {model[:200]!r}; this server has {name!r}", code="model_not_found")
         return JSONResponse(_model(server))
 
-    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest), **guarded)
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest), **guarded)
     async def chat(request: Request) -> Response:
         async with server.admitted():
             asked, make = await server.in_thread(server.reader.chat, await server.read(request))
             events = server.hear(request, make)
             if not asked.stream:
                 async with aclosing(events):
-                    return JSONResponse(_completion(server, await anext(events)))
+                    return JSONResponse(completion(name, await anext(events)))
             first = await anext(events)  # what is wrong is told by a status, not in the stream
         return StreamingResponse(
             _stream(server, asked, first, events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
 
-    @app.post("/v1/diffprune/select", openapi_extra=_body(SelectRequest), **guarded)
+    @app.post("/v1/diffprune/select", openapi_extra=body_schema(SelectRequest), **guarded)
     async def select(request: Request) -> Response:
         async with server.admitted():
             make = await server.in_thread(server.reader.select, await server.read(request))
             async with aclosing(server.hear(request, make)) as events:
                 return JSONResponse(await anext(events))
 
+    @app.get("/v1/diffprune/examples", **guarded)
+    async def examples() -> Response:
+        if not server.examples:
+            loop = asyncio.get_running_loop()
+            server.examples = await loop.run_in_executor(server.threads, find_examples, server.worker.vlm)
+        return JSONResponse({"object": "list", "data": server.examples})
+
     return app
 
 
 # What is answered ----------------------------------------------------------------------------------------------------
-
-ERRORS = (
-    (400, "The request cannot be fulfilled; the message says why."),
-    (401, "The token is missing or wrong."),
-    (404, "There is no such model or page."),
-    (408, "The body took too long."),
-    (413, "The body is too large."),
-    (415, "The body is no JSON."),
-    (429, "Too many requests wait; Retry-After says when to ask again."),
-    (500, "The server made a mistake."),
-    (503, "The server is shutting down or out of memory."),
-    (504, "The answer took too long."),
-)
-_TEXT = {"type": ["string", "null"]}
-ERROR_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": _TEXT, "code": _TEXT},
-        }
-    },
-}
-
-
-def _body(kind: type[Any]) -> dict[str, Any]:
-    """The request's schema for openapi.json."""
-    schema = kind.model_json_schema(ref_template="#/$defs/{model}")
-    defs = schema.pop("$defs", {})
-
-    def inlined(node: Any) -> Any:
-        if isinstance(node, dict) and "$ref" in node:
-            return inlined(defs[node["$ref"].rpartition("/")[2]])
-        if isinstance(node, dict):
-            return {key: inlined(value) for key, value in node.items()}
-        return [inlined(value) for value in node] if isinstance(node, list) else node
-
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}
 
 
 def _model(server: Server) -> dict[str, Any]:
@@ -272,44 +242,11 @@ def _model(server: Server) -> dict[str, Any]:
         "diffprune": {
             "method": vlm.method.name,
             "methods": server.reader.methods,
+            "selectable": server.reader.selectable,
             "keep": vlm.budget.keep,
             "max_new_tokens": server.settings.max_new_tokens,
             "context": server.worker.context,
         },
-    }
-
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    counts = answer.counts
-    return {
-        "prompt_tokens": counts.prompt,
-        "completion_tokens": answer.num_tokens,
-        "total_tokens": counts.prompt + answer.num_tokens,
-        "visual_tokens": counts.visual,
-        "visual_tokens_kept": counts.kept,
-    }
-
-
-def _times(answer: Answer) -> dict[str, Any]:
-    """What the answer took, in ms from the start of its batch."""
-    return {
-        "first_token_ms": round(1e3 * answer.first, 2),
-        "total_ms": round(1e3 * answer.seconds, 2),
-        "batch": answer.batch,
-        "path": answer.path,
-    }
-
-
-def _completion(server: Server, answer: Answer) -> dict[str, Any]:
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": server.name,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish}],
-        "usage": _usage(answer),
-        "diffprune": _times(answer),
     }
 
 
@@ -327,8 +264,8 @@ async def _stream(
 
     def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
-        usage = {"usage": None} if with_usage else {}
-        return f"data: {json.dumps({**head, 'choices': choices, **usage, **more}, ensure_ascii=False)}\n\n"
+        empty = {"usage": None} if with_usage else {}
+        return f"data: {json.dumps({**head, 'choices': choices, **empty, **more}, ensure_ascii=False)}\n\n"
 
     server.num_open += 1
     try:
@@ -337,9 +274,9 @@ async def _stream(
         while isinstance(event, str):
             yield chunk({"content": event})
             event = await anext(events)
-        yield chunk({}, event.finish, diffprune=_times(event))
+        yield chunk({}, event.finish, diffprune=times(event))
         if with_usage:
-            yield f"data: {json.dumps({**head, 'choices': [], 'usage': _usage(event)})}\n\n"
+            yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage(event)})}\n\n"
         yield "data: [DONE]\n\n"
     except ApiError as error:  # the status is sent already
         yield f"data: {json.dumps(error.body(), ensure_ascii=False)}\n\n"
@@ -367,7 +304,7 @@ async def _as_answer(request: Request, error: Exception) -> Response:
 
 
 def _add_page(app: FastAPI) -> None:
-    """The page at `/`, three files of ours."""
+    """The page at `/`: files of ours, nothing from elsewhere."""
 
     def add(path: str, file: str, kind: str) -> None:
         @app.get(path, include_in_schema=False)
@@ -375,6 +312,7 @@ def _add_page(app: FastAPI) -> None:
             return FileResponse(PAGE / file, media_type=kind, headers=PAGE_HEADERS)
 
     add("/", "page.html", "text/html; charset=utf-8")
+    add("/look.css", "look.css", "text/css; charset=utf-8")
     add("/page.css", "page.css", "text/css; charset=utf-8")
     add("/page.js", "page.js", "text/javascript; charset=utf-8")
 

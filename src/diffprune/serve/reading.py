@@ -35,6 +35,9 @@ class Reader:
     def __init__(self, worker: Worker, settings: Settings, name: str) -> None:
         self.worker, self.settings, self.name = worker, settings, name
         self.methods = served_methods(worker.vlm)
+        inside = {name for name in self.methods[1:] if METHODS.get(name).is_inside}
+        inside |= {self.methods[0]} if worker.vlm.method.is_inside else set()
+        self.selectable = [name for name in self.methods if name not in inside]  # these choose before the question
 
     def chat(self, body: bytes) -> tuple[ChatRequest, Callable[[Callable[[Any], None]], Job]]:
         """The request, and what makes its job of a listener."""

@@ -87,6 +87,27 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def wait(self, expression: str) -> Any:
+        """The first value of an expression on the page that is true."""
+        deadline = time.monotonic() + PATIENCE
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < deadline, f"{expression} does not come true"
+            time.sleep(0.02)
+        return value
+
+    def press(self, key: str, *, text: str = "", shift: bool = False) -> None:
+        """A key, as the keyboard gives it."""
+        codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, " ": 32}
+        same = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 if shift else 0}
+        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **same)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **same)
+
+    def choose_file(self, selector: str, path: Path) -> None:
+        """Put a file into a field for files, as its dialogue would."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
+
     def picture(self) -> bytes:
         """The whole page as a PNG, beyond what fits the window."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"])
