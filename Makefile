@@ -10,7 +10,8 @@ FUZZ_SEED ?= 0
 
 # Two test workers with one thread each are quicker than two workers that fight for the same cores.
 TEST_ENV := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg
-PYTEST := -m pytest -n $(WORKERS) -q
+# The tests of one file stay with one worker while both are busy: what a file makes for all its tests is made once.
+PYTEST := -m pytest -n $(WORKERS) --dist worksteal -q
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test first-hour fuzz mutants check format bench test-matrix test-library test-integrations docs clean

@@ -1,5 +1,6 @@
 """What every test shares: no network, one thread, seeded generators, and the repository's root."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -18,6 +19,7 @@ except ImportError:  # a GPU machine without hypothesis runs the tests that do n
 else:
     load_profile()
 torch.set_num_threads(1)  # several test workers share few cores
+gc.disable()  # until all tests are imported and collected: nothing of it dies, and it is much to visit
 
 try:
     import diffprune_lab
@@ -31,6 +33,13 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
+
+
+def pytest_collection_finish() -> None:
+    """Python's collector visits what tests make, not torch, transformers and thousands of tests, at every call."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ CONFIG = """
 backbone: {name: scenes-nano}
 method:   {name: diffprune}
 budget:   {keep: 16}
-optim:    {steps: 20, batch_size: 4, accumulate: 1}
+optim:    {steps: 4, batch_size: 2, accumulate: 1}
 data:     {name: FOLDER, validation: 4}
 """
 COLORS = ("red", "green", "blue", "yellow")

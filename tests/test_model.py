@@ -129,6 +129,7 @@ def test_16_bit_models_answer(dtype: torch.dtype) -> None:
     assert loss.isfinite()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_decodes_the_same() -> None:
     from tests.tiny import llava
 

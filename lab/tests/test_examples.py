@@ -12,7 +12,7 @@ SAYS = {
     "1_ask": "WOLF\n32 tokens kept",
     "2_folder": "wolf.png\t",
     "3_own_method": "WOLF",
-    "4_train": "20 steps, held-out loss",
+    "4_train": "4 steps, held-out loss",
     "5_chat": "Which word does the sign show?  WOLF",
 }
 
@@ -21,11 +21,33 @@ def test_every_example_is_tried():
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
 
 
-@pytest.mark.parametrize("name", sorted(SAYS))
-def test_an_example_runs_as_it_is_printed(name, tmp_path):
-    run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, cwd=tmp_path)
+RUN = """
+import runpy, sys
+paths = sys.argv[1:]
+del sys.argv[1:]
+for path in paths:
+    print(f"== {path}", flush=True)
+    runpy.run_path(path, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory, root) -> dict[str, str]:
+    """What the README's lines and each example print, one after the other in one process: imports cost the most."""
+    folder = tmp_path_factory.mktemp("examples")
+    readme = folder / "readme.py"
+    code = (root / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    readme.write_text(f"import os\nos.chdir({str(root)!r})\n{code}\nos.chdir({str(folder)!r})\n")
+    files = [readme, *(EXAMPLES / f"{name}.py" for name in sorted(SAYS))]
+    run = subprocess.run([sys.executable, "-c", RUN, *files], capture_output=True, text=True, cwd=folder)
     assert run.returncode == 0, run.stderr
-    assert SAYS[name] in run.stdout
+    parts = (part.partition("\n") for part in run.stdout.split("== ")[1:])
+    return {Path(path).stem: text for path, _, text in parts}
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_an_example_runs_as_it_is_printed(name, printed):
+    assert SAYS[name] in printed[name]
 
 
 @pytest.mark.slow  # `make first-hour` runs it as well
@@ -41,8 +63,5 @@ def test_three_users_come_through_their_first_hour(tmp_path):
     )
 
 
-def test_the_three_lines_of_the_readme_run_as_printed(root):
-    page = (root / "README.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0]
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert run.returncode == 0 and run.stdout.strip() == "WOLF", run.stderr
+def test_the_three_lines_of_the_readme_run_as_printed(printed):
+    assert printed["readme"].strip() == "WOLF"

@@ -93,6 +93,8 @@ def test_what_is_dead_is_collected_before_the_capture(device: MadeUpDevice) -> N
 
 
 def test_in_a_frozen_heap_what_is_new_is_collected_and_all_of_it_afterwards() -> None:
+    gc.unfreeze()  # what the session froze; another test collects a little more from here on
+
     class Cycle:
         def __init__(self) -> None:
             self.itself = self

@@ -116,7 +116,10 @@ def test_every_argument_is_tried_or_refused() -> None:
     assert not TRIED.keys() & REFUSED.keys()
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "paligemma"])
+MORE = [pytest.param(name, marks=pytest.mark.slow) for name in ("llava", "paligemma")]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", *MORE])
 def test_arguments_do_what_they_do_to_the_stock_model(family: str) -> None:
     vlm = pruned(family, EveryOther(), keep=5)
     batch = vlm.prepare(PICTURES, QUESTIONS)

@@ -53,7 +53,10 @@ def launch(arguments: str) -> str:
     return two.stdout.decode()
 
 
-@pytest.mark.parametrize("shard", ["", "backbone.shard=true optim.gradient_checkpointing=true"])
+SHARDED = "backbone.shard=true optim.gradient_checkpointing=true"
+
+
+@pytest.mark.parametrize("shard", ["", pytest.param(SHARDED, marks=pytest.mark.slow)])
 def test_two_processes_have_the_losses_of_one(shard: str, one: Path, tmp_path: Path) -> None:
     """With `shard` each process holds half of every decoder layer."""
     printed = launch(f"--config {one / 'run.yaml'} --out {tmp_path} optim.accumulate=2 {shard}")

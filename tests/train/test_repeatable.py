@@ -3,6 +3,7 @@
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +40,11 @@ def test_a_setting_of_the_user_s_own_is_kept(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_runs_with_one_seed_end_with_the_same_weights(disk: Path, tmp_path: Path) -> None:
+    few: Any = {"optim": {"steps": 2}, "validation": {"every": 2}}
     for name in "ab":
-        train(disk, tmp_path / name, deterministic=True)
+        train(disk, tmp_path / name, deterministic=True, **few)
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-    train(disk, tmp_path / "c", deterministic=True, seed=7)
+    train(disk, tmp_path / "c", deterministic=True, seed=7, **few)
     assert (tmp_path / "a/model.safetensors").read_bytes() != (tmp_path / "c/model.safetensors").read_bytes()
 
 

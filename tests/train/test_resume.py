@@ -65,18 +65,22 @@ def assert_same_run(folder: Path, unbroken: Path) -> None:
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
-def test_a_run_killed_again_and_again_ends_bit_equal(config, server, unbroken):
+KILLS = [("begin", 0, None), ("checkpoint", 4, 2), ("metrics", 7, 6)]
+MORE_KILLS = [
+    ("begin", 0, None),
+    ("metrics", 1, None),
+    ("checkpoint", 8, 6),
+    ("checkpoint", 12, 10),
+    ("metrics", 17, 16),
+]
+
+
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.slow)], ids=["three", "five"])
+def test_a_run_killed_again_and_again_ends_bit_equal(kills, config, server, unbroken):
     """SIGKILL before the first step, between two steps, and while a checkpoint is written."""
-    folder = config.parent / "killed"
+    folder = config.parent / f"killed{len(kills)}"
     command = ("train", "--config", str(config), "--out", str(folder), "--resume")
-    for place, step, saved in (
-        ("begin", 0, None),
-        ("metrics", 1, None),
-        ("checkpoint", 4, 2),
-        ("metrics", 7, 6),
-        ("checkpoint", 12, 10),
-        ("metrics", 17, 16),
-    ):
+    for place, step, saved in kills:
         server.start(*command, end=(place, step, signal.SIGKILL))
         assert server.wait() == -signal.SIGKILL, server.log.read_text()
         found = load_latest(folder)

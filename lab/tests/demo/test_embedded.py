@@ -11,6 +11,7 @@ from diffprune_lab.demo.story import MODEL
 from diffprune_lab.scenes import reference
 
 
+@pytest.mark.slow
 def test_a_quick_demo_runs_on_the_embedded_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     code = cli._run(["demo", "--quick", "--out", str(out)])

@@ -19,6 +19,7 @@ def vlm() -> PrunedVLM:
     return PrunedVLM.from_pretrained("scenes-llava-diffprune", base=model, processor=processor, keep=KEEP)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_in_bfloat16_both_paths_keep_the_same_tokens_but_for_ties_and_give_the_same_logits(vlm: PrunedVLM) -> None:
     questions = [build_task(task, "test", 1).questions[0] for task in ("gqa", "textvqa")]

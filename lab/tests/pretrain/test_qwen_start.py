@@ -122,6 +122,7 @@ def test_weights_of_another_shape_are_refused(tokenizer, tmp_path, tower_only):
         start.load_start(qwen.build_model(SAME, tokenizer), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_language_run_on_a_tower_starts_from_the_decoder_that_its_size_names(tmp_path, monkeypatch):
     nano = qwen.QwenSpec(**TOWER, text_width=128, text_layers=4, text_hidden=256, start="scenes-nano")
     monkeypatch.setitem(qwen.SPECS, "scenes-qwen-s", nano)

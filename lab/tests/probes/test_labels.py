@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from diffprune.ops import take_tokens
@@ -35,6 +36,7 @@ def test_a_part_of_two_objects_answers_for_both() -> None:
     torch.testing.assert_close(part_targets(mixed), torch.tensor([[0.25, 0.75], [0.75, 0.25]]))
 
 
+@pytest.mark.slow
 def test_a_classifier_with_token_labels_reads_the_object_and_not_the_meadow() -> None:
     """Although the background's colour says the class as well as the object does."""
     photos = draw_photos(128, seed=0)

@@ -41,6 +41,7 @@ def yes_folder(tmp_path_factory) -> Path:
     return folder.parent
 
 
+@pytest.mark.slow
 def test_a_trial_without_named_methods_takes_one_of_each_kind(probe, tmp_path) -> None:
     code, out, err = probe("--out", tmp_path, "--json")
     assert code == 0, err

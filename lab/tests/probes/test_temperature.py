@@ -32,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return short_run(tmp_path_factory.mktemp("runs") / "nano", method={"name": "diffprune", "noise": "matched"})
 
 
+@pytest.mark.slow
 def test_nearly_hard_weights_ask_for_the_things_and_the_page_has_both(run, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(
         temperature.SIZES, "tiny", temperature.TemperatureSettings(captions=16, taus=(0.1,), keeps=(0.1,), rankings=6)
