@@ -219,8 +219,9 @@ class ModelBench:
         folder = self.work / MADE[1] / f"{self.backbone}-{trained}-{seed}"
         if not (folder / "model.safetensors").exists():
             train_pruner(run_config(self.folder, trained, seed, self.settings), folder, resume=True, quiet=True)
-        asked = {"method": method} if is_diverse else {}
-        return PrunedVLM.from_pretrained(folder, base=self.vlm.base, processor=self.vlm.processor, **asked).method
+        return PrunedVLM.from_pretrained(
+            folder, base=self.vlm.base, processor=self.vlm.processor, method=method if is_diverse else LEARNED
+        ).method
 
     def answer(self, part: Part) -> Sheet:
         """What the full model and the method at every budget say."""

@@ -1,9 +1,17 @@
-"""One number for what is frozen: the code of the world, of its tasks and of its oracle, and the weights on it."""
+"""One number for what is frozen: the code of the world, of its tasks and of its oracle, and the weights on it.
 
+python -m diffprune_lab.scarce.digest results/scarce_main.json      writes it into every row of these files
+"""
+
+import argparse
+import dataclasses
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from diffprune.results import read_results, write_results
 from diffprune_lab.pretrain.package import weight_files
+from diffprune_lab.scenes.reference import ASSETS
 
 FROZEN = ("grounds", "masks", "world", "draw", "tokens", "language", "tasks", "oracle")
 
@@ -26,3 +34,23 @@ def frozen_digest(weights: Path | None = None) -> str:
             state.update(path.name.encode())
             state.update(path.read_bytes())
     return state.hexdigest()[:16]
+
+
+def stamp(path: Path, digest: str) -> None:
+    """Write the digest into every row of a results file; all else stays."""
+    found = read_results(path)
+    rows = [{**row, "digest": digest} for row in found.rows]
+    write_results(path, **{**dataclasses.asdict(found), "rows": rows})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, help="results files of this world")
+    for path in parser.parse_args(arguments).files:
+        if not path.name.endswith(".answers.json"):
+            stamp(path, frozen_digest(ASSETS / "scarce-llava"))
+
+
+if __name__ == "__main__":
+    main()

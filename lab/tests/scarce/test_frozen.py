@@ -10,7 +10,7 @@ import torch
 import diffprune_lab
 from diffprune import PrunedVLM
 from diffprune.config import DataConfig
-from diffprune_lab.scarce import accept, reference
+from diffprune_lab.scarce import accept, digest, reference
 from diffprune_lab.scarce.data import ScarceFeed
 from diffprune_lab.scarce.digest import frozen_digest
 from diffprune_lab.scarce.package import package
@@ -113,3 +113,16 @@ def test_packaging_copies_weights_byte_for_byte(tmp_path: Path) -> None:
         json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "out", ASSETS / reference.NAME)
     )
     assert made | {"transformers_version": ""} == shipped | {"transformers_version": ""}
+
+
+def test_the_digest_is_written_into_every_row_and_nothing_else_changes(tmp_path: Path) -> None:
+    source = json.loads((ROOT / "results/scarce_full.json").read_text())
+    bare = [
+        {key: value for key, value in row.items() if key != "digest"} for row in source["rows"] if "line" not in row
+    ]
+    path = tmp_path / "scarce_main.json"
+    path.write_text(json.dumps({**source, "rows": bare}))
+    digest.main([str(path), str(tmp_path / "scarce_main.answers.json")])  # answers lie beside it and are passed over
+    found = json.loads(path.read_text())
+    assert {row.pop("digest") for row in found["rows"]} == {FROZEN}
+    assert found == {**source, "rows": bare}

@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# The study on the reference model: trains every scorer of the tables, answers the ten tasks with every method, and
-# writes scenes_main, scenes_methods, scenes_random, scenes_ablation and scenes_any_budget.
+# The study on a reference model: trains every scorer of the tables, answers all tasks with every method, and writes of its
+# world main, methods, random, ablation and any_budget (scenes_main and so on).
 #
-#   runs/scenes_study.sh STAGE OUT COMMIT          STAGE: train | eval | join | pack | all
+#   runs/study.sh STAGE OUT COMMIT          STAGE: train | eval | join | pack | all
 #
-#   runs/scenes_study.sh all out/results abc1234               one GPU, 16 cores, about twenty minutes
-#   SIZE=tiny runs/scenes_study.sh all out/tiny abc1234        the same way with scenes-nano on a CPU, in minutes
+#   runs/study.sh all out/results abc1234                      scenes-llava on one GPU with 16 cores
+#   WORLD=scarce runs/study.sh all out/results abc1234         scarce-llava
+#   SIZE=tiny runs/study.sh all out/tiny abc1234               the same way with scenes-nano on a CPU, in minutes
 #   STAGES="eval join pack" ... all                            the stages that `all` goes through
 #
 # What is trained and answered lies in WORK (out/study), with a log for each process and what became of it in
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
-# OUT/answers.tgz has the answers, so that tables can be joined again anywhere.
-# Settings: STEPS, BATCH, SEEDS, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION,
-# SCORERS (of our own, and Gumbel-STE; diffprune-scale-paper and -global-paper are the ablations by the paper's recipe),
-# THROTTLED (empty: no throttled answers), LEARNED (with LEARNED_SEEDS) and FREE (methods with and without training), EXTRA
-# (overrides of every training); MPS=1 lets processes share the GPU at the same
-# time, where it has a daemon for it.
+# OUT/answers.tgz has the answers, so that tables can be joined again anywhere. A stage that is run again does what is
+# missing.
+# Settings: STEPS, BATCH, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION;
+# SCORERS (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW
+# (other learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled
+# answers), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a
+# daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
@@ -29,28 +31,26 @@ export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1} PYTORCH_CUDA_ALLOC_CONF=expan
 export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 
 if [ "${SIZE:-full}" = tiny ]; then
-    config=lab/configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
-    : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${QUESTIONS:=4}"
-    : "${LEARNED:=visionselector oc_vtp}"
-    : "${KEEP:=32,16,8}" "${RANGE:=[4,40]}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
+    world=scenes config=lab/configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
+    : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${FEW_SEEDS:=42}" "${QUESTIONS:=4}"
+    : "${MANY=visionselector}" "${FEW=oc_vtp}"
+    : "${KEEP:=32,16,8}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
-    config=lab/configs/scenes_llava/diffprune_any.yaml model=scenes-llava device=${DEVICE:-}
-    : "${STEPS:=400}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456}" "${QUESTIONS:=500}"
-    : "${KEEP:=128,64,32}" "${RANGE:=[8,160]}" "${OTHER_KEEP:=256,192,96,48,24,16,8}"
+    world=${WORLD:-scenes} config=lab/configs/${WORLD:-scenes}_llava/diffprune_any.yaml
+    model=$world-llava device=${DEVICE:-}
+    : "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456 789 1011}" "${FEW_SEEDS:=42 123 456}"
+    : "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP:=256,192,96,48,24}"
+    : "${MANY=visionselector oc_vtp glimpse_prune}" "${FEW=dynamic_llava atp_llava dynamicvit p_mod gumbel_ste-masked}"
     : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
-: "${LEARNED:=visionselector dynamic_llava oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked glimpse_prune}" "${PRECISION:=float32}"
-: "${SCORERS:=diffprune dedicated gumbel_ste diffprune-paper diffprune-scale diffprune-global}"
-: "${DEDICATED_KEEP:=$KEEP}" "${THROTTLED=1}"
-# Overrides of our own scorers: what the validation split chose (docs/log.md).
-: "${OURS:=recipe=bridge method.standardise=true}"
+: "${PRECISION:=float32}" "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
+: "${ABLATIONS=diffprune-scale diffprune-global diffprune-scale-paper diffprune-global-paper}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
 [ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
 # Four kinds of task of the paper's ablations.
 four=scenes/gqa,scenes/mmbench,scenes/pope,scenes/mme
-seed1=${SEEDS%% *}
 mkdir -p "$work"/{train,logs,eval,jobs} "$out"
 
 # shellcheck source=runs/side_by_side.sh
@@ -77,93 +77,101 @@ train() { # name, seed, overrides
     shift 2
     # shellcheck disable=SC2046  # overrides are words
     set -- $(own "$name") "$@"
+    [ ! -f "$work/train/$name-$seed/model.safetensors" ] || return 0
+    rm -rf "$work/train/$name-$seed" # what was cut off in the middle
     echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --config "$config" \
         --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
         "optim.precision=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 saving.tensorboard=false \
         "$@" ${EXTRA:-}
 }
 
-main_trainings() {
+trainings() { # those that are not there yet
     local seed keep name
     for seed in $SEEDS; do
-        for name in $SCORERS; do
-            # shellcheck disable=SC2086  # overrides are words
+        for name in $SCORERS $MANY; do
             case $name in
-            diffprune) train diffprune "$seed" "budget.range=$RANGE" $OURS ;;
-            dedicated)
-                for keep in ${DEDICATED_KEEP//,/ }; do
-                    train "diffprune-k$keep" "$seed" budget.range=null "budget.keep=$keep" $OURS
-                done
-                ;;
-            diffprune-paper) train "$name" "$seed" "budget.range=$RANGE" recipe=paper ;;
-            diffprune-*-paper) train "$name" "$seed" "budget.range=$RANGE" "method.name=${name%-paper}" recipe=paper ;;
-            diffprune-*) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" $OURS ;;
-            *) train "$name" "$seed" "budget.range=$RANGE" "method.name=$name" ;;
+            diffprune | diffprune-paper) of_recipe "$name" "$seed" ;;
+            dedicated) ;;
+            *) train "$name" "$seed" "method.name=$name" ;;
             esac
         done
     done
-    for name in $LEARNED; do
-        for seed in ${LEARNED_SEEDS:-$seed1}; do train "$name" "$seed" "budget.range=$RANGE" "method.name=$name"; done
+    for seed in $FEW_SEEDS; do
+        for name in $ABLATIONS; do of_recipe "$name" "$seed"; done
+        for name in $FEW; do train "$name" "$seed" "method.name=$name"; done
+        case " $SCORERS " in *" dedicated "*)
+            for keep in ${DEDICATED_KEEP//,/ }; do train "diffprune-k$keep" "$seed" budget.range=null "budget.keep=$keep"; done
+            ;;
+        esac
     done
+}
+
+of_recipe() { # name of ours, with -paper behind it by the paper's recipe; seed
+    case $1 in
+    *-paper) train "$1" "$2" "method.name=${1%-paper}" recipe=paper ;;
+    *) train "$1" "$2" "method.name=$1" recipe=bridge ;;
+    esac
 }
 
 # --- what is answered -----------------------------------------------------------------------------------------------
 
-trained() { # label, name of the trainings: one LABEL=FOLDER for each that ended well
+trained() { # name of the trainings, then perhaps a label with = behind it: a folder for each seed that ended well
     local seed folder found=()
     for seed in $SEEDS; do
-        folder=$work/train/$2-$seed
-        [ -f "$folder/model.safetensors" ] && found+=("$1=$folder")
+        folder=$work/train/$1-$seed
+        [ -f "$folder/model.safetensors" ] && found+=("${2:-}$folder")
     done
     (IFS=,; echo "${found[*]}")
 }
 
-of_ours() { # names: those of them that SCORERS has, as `trained` gives them, with commas between
-    local name found=()
-    for name in "$@"; do
-        case " $SCORERS " in *" $name "*) found+=("$(trained "$name" "$name")") ;; esac
-    done
-    (IFS=,; echo "${found[*]}" | sed 's/,,*/,/g; s/^,//; s/,$//')
+commas() { # words: those that are not empty, with commas between
+    echo "$@" | sed 's/^ *//; s/ *$//; s/  */,/g'
 }
 
 evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner is empty
     local name=$1
     shift
     case " $* " in *" --pruner  "*) return 0 ;; esac
+    [ ! -f "$work/eval/$name.json" ] || return 0
     echo "eval-$name" "$EVAL_LIMIT" "$python" -m diffprune_lab eval --batch-size "$EVAL_BATCH" ${device:+--device $device} \
         --commit "$commit" --out "$work/eval/$name.json" "$@"
 }
 
-asked() { echo --questions "$QUESTIONS" --keep "$KEEP"; }
+asked() { echo --tasks "$world" --questions "$QUESTIONS" --keep "$KEEP"; }
 
-main_evaluations() {
-    local name found=() learned=() found_seeds place keep seed
+evaluations() {
+    local name found=() learned=() place keep seed
     # The longest first.
-    evaluate any --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune diffprune)" \
-        --methods random --seeds 0
-    # Throttled answers take the whole prefix, three times; the others of a seed share one run of the full model.
+    evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
+        --methods diffprune-diverse,random --seeds 0
     for seed in $SEEDS; do
-        for name in diffprune diffprune-paper; do
-            # shellcheck disable=SC2046
-            evaluate "$name@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours "$name")" ${THROTTLED:+--throttled}
-        done
+        # Throttled answers take the whole prefix; what shares a seed shares a run of the full model.
         # shellcheck disable=SC2046
-        evaluate "others@$seed" $(asked) --pruner "$(SEEDS=$seed of_ours gumbel_ste diffprune-scale diffprune-global \
-            diffprune-scale-paper diffprune-global-paper)"
+        evaluate "diffprune@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune)" --methods diffprune-diverse \
+            ${THROTTLED:+--throttled}
+        # shellcheck disable=SC2046
+        evaluate "paper@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)" ${THROTTLED:+--throttled}
+        # shellcheck disable=SC2046
+        evaluate "gumbel@$seed" $(asked) --pruner "$(SEEDS=$seed trained gumbel_ste)"
     done
-    for keep in ${DEDICATED_KEEP//,/ }; do
-        found+=("$(trained "diffprune-dedicated@$keep" "diffprune-k$keep")")
+    for seed in $FEW_SEEDS; do
+        found=()
+        for name in $ABLATIONS; do found+=("$(SEEDS=$seed trained "$name" "$name=")"); done
+        # shellcheck disable=SC2046
+        evaluate "ablations@$seed" $(asked) --pruner "$(commas "${found[@]}")"
     done
+    found=()
+    for keep in ${DEDICATED_KEEP//,/ }; do found+=("$(trained "diffprune-k$keep" "diffprune-dedicated@$keep=")"); done
     # shellcheck disable=SC2046
-    evaluate dedicated $(asked) --pruner "$(IFS=,; echo "${found[*]}" | sed 's/,,*/,/g; s/^,//; s/,$//')"
-    # The learned ones and those without training, a few to a process.
-    for name in $LEARNED; do
-        found_seeds=$(SEEDS=${LEARNED_SEEDS:-$seed1} trained "$name" "$name")
-        [ -z "$found_seeds" ] || learned+=("$found_seeds") # the seeds of one method stay together
+    evaluate dedicated $(asked) --pruner "$(commas "${found[@]}")"
+    # Other learned methods and those without training, a few to a process.
+    for name in $MANY $FEW; do
+        found=("$(trained "$name")")
+        [ -z "${found[0]}" ] || learned+=("${found[0]}") # the seeds of one method stay together
     done
-    for ((place = 0; place < ${#learned[@]}; place += GROUP)); do
+    for ((place = 0; place < ${#learned[@]}; place += 1)); do
         # shellcheck disable=SC2046
-        evaluate "learned-$((place / GROUP))" $(asked) --pruner "$(IFS=,; echo "${learned[*]:place:GROUP}")"
+        evaluate "learned-$place" $(asked) --pruner "${learned[place]}"
     done
     "$python" - "$GROUP" "${FREE:-}" <<'PYTHON' |
 import sys
@@ -217,7 +225,7 @@ join() { # name, options; files of evaluations that are not there are passed ove
     shift
     [ ${#files[@]} -gt 0 ] || return 0
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
-        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }runs/scenes_study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" \
+        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" \
         --tuned 'diffprune*=recipe and settings chosen on the validation split (docs/log.md)' \
         --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
@@ -225,15 +233,16 @@ join() { # name, options; files of evaluations that are not there are passed ove
 }
 
 tables() {
-    join scenes_main 'diffprune@*' 'diffprune-paper@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune \
-        --methods 'diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*' \
-        --without diffprune-scale,diffprune-global,diffprune-scale-paper,diffprune-global-paper
-    join scenes_methods 'diffprune@*' 'diffprune-paper@*' 'others@*' 'learned-*' 'free-*' -- --versus diffprune \
-        --methods 'random,*' --without diffprune-throttled,diffprune-paper-throttled,diffprune-scale,diffprune-global,diffprune-scale-paper,diffprune-global-paper
-    join scenes_random 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
-    join scenes_ablation 'diffprune@*' 'others@*' -- --versus diffprune \
-        --keep "$ABLATION_KEEP" --also "$four" --without diffprune-throttled
-    join scenes_any_budget 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
+    local ours=('diffprune@*' 'paper@*' 'gumbel@*') others=('learned-*' 'free-*')
+    join "${world}_main" "${ours[@]}" "${others[@]}" -- --versus diffprune-diverse \
+        --methods 'diffprune-diverse,diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*'
+    join "${world}_methods" "${ours[@]}" "${others[@]}" -- --versus diffprune \
+        --methods 'random,*' --without diffprune-throttled,diffprune-paper-throttled
+    join "${world}_random" 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
+    join "${world}_ablation" "${ours[@]}" 'ablations@*' -- --versus diffprune --keep "$ABLATION_KEEP" \
+        $([ "$world" != scenes ] || echo "--also $four") --without diffprune-throttled
+    join "${world}_any_budget" 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
+    [ "$world" != scarce ] || "$python" -m diffprune_lab.scarce.digest "$out"/scarce_*.json # the frozen world's, in every row
 }
 
 pack() {
@@ -253,11 +262,11 @@ run_stage() {
     case $1 in
     train)
         share_gpu
-        main_trainings >"$work/jobs/train.txt"
+        trainings >"$work/jobs/train.txt"
         pool "$JOBS" "$work/jobs/train.txt" "$EVAL_SECONDS"
         ;;
     eval)
-        main_evaluations >"$work/jobs/eval.txt"
+        evaluations >"$work/jobs/eval.txt"
         pool "$EVAL_JOBS" "$work/jobs/eval.txt" "$KEEP_SECONDS"
         again_one_by_one >"$work/jobs/again.txt"
         [ ! -s "$work/jobs/again.txt" ] || pool "$EVAL_JOBS" "$work/jobs/again.txt" "$KEEP_SECONDS"
