@@ -40,11 +40,12 @@ def run(memory, capsys: pytest.CaptureFixture[str], folder: Path):  # noqa: F811
 
 def test_methods_and_budgets_are_compared_and_written(run, tmp_path: Path) -> None:
     out = tmp_path / "new" / "x.json"
-    code, printed, _ = run(
+    code, printed, told = run(
         "--methods", "full,random", "--keep", "8,0.1", "--tasks", "memory", "--seeds", "0,1", "--blind",
         "--out", str(out), "--commit", "abc",
     )  # fmt: skip
     assert code == 0 and "retention" in printed
+    assert " parameters, float32 on cpu, full,random, keep 8,0.1\n" in told
     results = read_results(out)
     assert results.name == "x" and results.commit == "abc" and results.seeds == [0, 1]
     quality = {(row["method"], row["keep"], row["seed"]) for row in results.rows if "task" in row}

@@ -1,6 +1,7 @@
 """`diffprune ask` and `diffprune show` with a tiny model, and the drawing behind them."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,9 @@ def test_ask_and_show_take_a_method_with_its_options(model: str, picture_file: P
     assert _run(["ask", *common, "--method", "fastv[layer=1;budget=average]", "What does the sign say?"]) == 0
     asked = json.loads(capsys.readouterr().out)
     assert asked["method"] == "fastv[layer=1;budget=average]" and asked["answer"]
+    assert _run(["ask", *common[:-1], "--method", "random", "What does the sign say?"]) == 0
+    header = capsys.readouterr().err
+    assert re.search(rf"{re.escape(model)}, \S+ [KM] parameters, float32 on cpu, random, keep 10\n", header)
     assert _run(["ask", *common, "--method", "fastv[bugdet=average]", "what?"]) != 0
     assert "has no option 'bugdet'; did you mean budget (of layer, budget)?" in capsys.readouterr().err
 

@@ -251,6 +251,20 @@ def test_per_tile_trains_and_its_weights_add_up_in_each_tile() -> None:
     assert any(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in vlm.method.parameters())
 
 
+def test_per_tile_worth_and_diversity_choose_within_a_tile() -> None:
+    vlm = pruned("llava_next", "diffprune-diverse", keep=10, budget="per_tile")
+    torch.manual_seed(1)
+    for parameter in vlm.method.parameters():
+        parameter.data.normal_(std=0.2)
+    picture = tiny.picture(1, (112, 112))
+    tokens = vlm.encode(vlm.prepare([picture], ["?"]))
+    (entry,) = vlm.select([picture])
+    for tile in range(5):
+        inside = (tokens.segment[0] == tile).nonzero()[:, 0]
+        own = VisualTokens(x=tokens.x[:, inside])
+        assert torch.equal(entry.keep[tokens.segment[0][entry.keep] == tile], inside[vlm.method.select(own, 2)[0]])
+
+
 def test_per_tile_merges_within_a_tile() -> None:
     vlm = pruned("llava_next", Halves(), keep=10, budget="per_tile")
     tokens = vlm.encode(vlm.prepare([tiny.picture(1, (112, 112))], ["?"]))

@@ -197,3 +197,23 @@ def test_repetitions_are_named_on_the_command_line(tmp_path: Path) -> None:
     assert summary["diffprune"]["repeat_std"] == 0.0 and "again[x=1]" not in summary
     with pytest.raises(ValueError, match="--tuned 'diffprune' is no NAME=WORDS"):
         main([str(path), "--out", str(out), "--tuned", "diffprune"])
+
+
+def test_hard_questions_are_summed_up_once_more_over_joined_runs(tmp_path: Path) -> None:
+    def many(method: str, keep: int | float, right: int) -> Answers:
+        units = {"gqa": [100.0] * right + [0.0] * (80 - right)}
+        said = ["yes" if unit else "no" for unit in units["gqa"]]
+        return Answers(Entry(method, keep, 0), said, {"gqa": right / 0.8}, {"gqa": right / 0.8}, units, seconds=1.0)
+
+    questions = [{"id": f"{place}", "task": "gqa", "prompt": "what?", "answer": "yes"} for place in range(80)]
+    full = many("full", 1.0, 80)
+    parts = [
+        saved(tmp_path, one.entry.method, Sheet(questions, {"gqa": 25.0}, [full, one]))
+        for one in (many("downscale", 8, 20), many("random", 8, 50))
+    ]
+    main([*map(str, parts), "--out", str(tmp_path / "both.json"), "--hard"])
+    (row,) = [row for row in read_results(tmp_path / "both.json").rows if row.get("tasks") == "hard"]
+    assert (row["method"], row["num_hard"], row["retention"]) == ("random", 60, 50.0)
+    with pytest.raises(ValueError, match="downscale has wrong, and it is not among the methods; add it"):
+        main([str(parts[1]), "--out", str(tmp_path / "one.json"), "--hard"])
+    assert not (tmp_path / "one.json").exists()

@@ -19,7 +19,7 @@ QUESTIONS = ["what?", "what does the sign beside it say?", "is it red or not?"]
 def compiled(family: str, method: Any = "full", *, vlm: PrunedVLM | None = None, **options: Any) -> PrunedVLM:
     """A tiny model with its fast path, room for a few short prompts."""
     vlm = pruned(family, method, keep=5) if vlm is None else vlm
-    if method == "diffprune":
+    if str(method).startswith("diffprune"):
         torch.manual_seed(1)
         with torch.no_grad():
             for parameter in vlm.method.parameters():

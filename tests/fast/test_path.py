@@ -57,6 +57,7 @@ def test_first_logits_are_those_of_the_reference_path(family: str, method: str, 
         *(("llava", method) for method in ("diffprune", "cls_attention", "random", "holov", "visionzip", *INSIDE)),
         *(("qwen2_5_vl", method) for method in ("diffprune", "cls_attention", "pyramiddrop")),
         *(("llava_next", method) for method in ("full", "diffprune", "cls_attention", "visionzip", "tome", "random")),
+        *((family, "diffprune-diverse") for family in ("llava", "llava_next")),
         ("qwen2_vl", "fastv"),
     ],
 )

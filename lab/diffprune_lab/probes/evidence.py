@@ -17,7 +17,7 @@ from diffprune_lab.probes.run import BACKBONES_FILE
 from diffprune_lab.probes.store import Row
 
 _BLOCK = re.compile(r"(<!-- probe: (?P<name>[\w-]+) -->\n).*?(<!-- end of probe -->)", re.DOTALL)
-WITHOUT_FIGURE = (BACKBONES_FILE, "scenes_next")
+WITHOUT_FIGURE = (BACKBONES_FILE, "scenes_next", "scenes_main")
 
 
 def refresh(text: str, results: Path) -> str:

@@ -1,7 +1,9 @@
 """The tables of docs/evidence.md, each made from the rows of a results file."""
 
+import statistics
 from collections.abc import Callable, Sequence
 
+from diffprune.evaluate.rows import NO_RIVALS
 from diffprune.results import markdown_table
 from diffprune_lab.probes import coherence, relevance, scaling
 from diffprune_lab.probes.bench import LEARNED, PLAIN, SUPERVISED
@@ -121,6 +123,44 @@ def about_scenes_next(rows: Sequence[Row]) -> str:
     return f"{markdown_table(list(table.values()))}\n{INSIDE}\n"
 
 
+def about_faithfulness(rows: Sequence[Row]) -> str:
+    """A line for each budget: how far two orders of the methods agree, by retention and by distance of first tokens."""
+    said = []
+    for keep in dict.fromkeys(row["keep"] for row in rows if "retention" in row and row["method"] not in NO_RIVALS):
+        some = [
+            row
+            for row in rows
+            if "retention" in row
+            and "first_token_kl" in row
+            and row["keep"] == keep
+            and row["method"] not in NO_RIVALS
+            and not row["method"].endswith("-throttled")
+            and row.get("tasks", "all") == "all"
+        ]
+        if len(some) < 3:
+            continue
+        orders = {
+            "retention": [-row["retention"] for row in some],
+            "first_token_kl": [row["first_token_kl"] for row in some],
+        }
+        first = [some[min(range(len(some)), key=lambda place: order[place])]["method"] for order in orders.values()]
+        agree = rank_correlation(*orders.values())
+        said.append(
+            f"- {keep} tokens, {len(some)} methods: the order by retention and that by `first_token_kl` have a rank "
+            f"correlation of {agree:.2f}; first by retention is {first[0]}, by `first_token_kl` {first[1]}.\n"
+        )
+    return "".join(said) or "No row of this file has a `first_token_kl` yet: it was made before that was measured.\n"
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's; equal values share the mean of their ranks."""
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        return [sum(other < one for other in values) + sum(other == one for other in values) / 2 for one in values]
+
+    return statistics.correlation(ranks(first), ranks(second))
+
+
 FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
     BACKBONES_FILE: columns_of("backbone", "parameters", "num_visual", "epochs", "seconds", "top1", "top5"),
     "coherence": about_coherence,
@@ -138,4 +178,5 @@ FINDINGS: dict[str, Callable[[Sequence[Row]], str]] = {
     "scaling": about_scaling,
     "temperature": about_temperature,
     "scenes_next": about_scenes_next,
+    "scenes_main": about_faithfulness,
 }

@@ -53,3 +53,15 @@ def test_the_best_method_without_training_is_named_by_size_and_rate() -> None:
     said = findings.about_scaling([{**row, "method": name, "retention": value} for name, value in kept.items()])
     assert "| 90.0 ± 1.0 |" in said and "| 80.0 ± 1.0 |" in said and "| 92.0 (divprune) |" in said
     assert "gots" not in said and "93.1" in said
+
+
+def test_orders_by_retention_and_by_first_tokens_are_compared_at_each_budget(tmp_path: Path) -> None:
+    kept = {"a": (99.0, 0.01), "b": (97.0, 0.05), "c": (90.0, 0.04), "oracle": (99.9, 9.0), "a-throttled": (1.0, 0.0)}
+    rows = [
+        {"method": name, "keep": 64, "retention": retention, "first_token_kl": kl}
+        for name, (retention, kl) in kept.items()
+    ]
+    said = findings.about_faithfulness([*rows, {"method": "a", "keep": 32, "retention": 90.0}])
+    assert said.count("\n") == 1 and "- 64 tokens, 3 methods:" in said
+    assert "correlation of 0.50; first by retention is a, by `first_token_kl` a" in said
+    assert "yet" in findings.about_faithfulness([{"method": "a", "keep": 32, "retention": 90.0}])

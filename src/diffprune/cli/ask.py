@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, announce_loading, choose_device, print_json
+from diffprune.cli import OPTIONS_HELP, announce, announce_loading, choose_device, describe_model, print_json
 from diffprune.methods.naming import check_names
 
 SECONDS_BETWEEN = 10  # lines of progress where stderr is no terminal
@@ -56,14 +56,15 @@ def command(
       diffprune ask my/photos --question "Is there a person?" --out answers.jsonl --pruner runs/llava-k64 --keep 64
     """
     check_names(method or "")
-    announce_loading(model or "scenes-llava" if pruner == "none" else pruner, quiet=as_json)
+    named = model or "scenes-llava" if pruner == "none" else pruner
+    announce_loading(named, quiet=as_json)
     from diffprune.api import load_vlm
     from diffprune.backbones.processors import open_image
 
     if question:
         made = {"pruner": pruner, "model": model, "method": method, "keep": keep}
         run = {"question": question, **made, "max_new_tokens": max_new_tokens}
-        _ask_folder(Path(subject), image, out, run, batch=batch, fast=fast, device=device, as_json=as_json)
+        _ask_folder(Path(subject), image, out, run, named, batch=batch, fast=fast, device=device, as_json=as_json)
         return
     if out is not None:
         raise ValueError(f"--out {out} is for the answers of a folder; give --question and a folder of pictures")
@@ -72,6 +73,8 @@ def command(
     pictures = [open_image(path) for path in image]
     where = choose_device(device)
     vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
+    chosen = method or vlm.method.name
+    announce(describe_model(named, vlm.base, method=chosen, keep=vlm.budget.keep), quiet=as_json)
     extra = {}
     if fast:
         try:
@@ -83,8 +86,7 @@ def command(
     answer = vlm.generate(images=pictures, text=subject, max_new_tokens=max_new_tokens, do_sample=False)
     seconds = time.perf_counter() - start
     if as_json:
-        named = method or vlm.method.name
-        print_json({"answer": answer, "keep": vlm.budget.keep, "method": named, "seconds": seconds, **extra})
+        print_json({"answer": answer, "keep": vlm.budget.keep, "method": chosen, "seconds": seconds, **extra})
     else:
         print(answer)
 
@@ -94,6 +96,7 @@ def _ask_folder(
     image: list[Path] | None,
     out: Path | None,
     run: dict[str, Any],
+    named: str,
     *,
     batch: int,
     fast: bool,
@@ -114,6 +117,8 @@ def _ask_folder(
     read_answers(out, run)
     where = choose_device(device)
     vlm = load_vlm(run["pruner"], model=run["model"], method=run["method"], keep=run["keep"], device=where)
+    chosen = run["method"] or vlm.method.name
+    announce(describe_model(named, vlm.base, method=chosen, keep=vlm.budget.keep), quiet=as_json)
     start = last = time.monotonic()
 
     def update(done: int, total: int) -> None:

@@ -10,8 +10,10 @@ import typer
 from diffprune.cli import (
     OPTIONS_HELP,
     Wide,
+    announce,
     announce_loading,
     choose_device,
+    describe_model,
     print_json,
     print_table,
     progress_bars,
@@ -22,6 +24,7 @@ from diffprune.results import Row
 
 if TYPE_CHECKING:
     from diffprune.evaluate.session import Outcome
+    from diffprune.model import PrunedVLM
 
 
 def command(
@@ -124,7 +127,8 @@ def command(
     """
     labels = [one.partition("=")[0].partition("@")[0] for one in pruner.split(",") if "=" in one]
     check_names(methods, also=["oracle", "blind", "downscale", *labels])
-    announce_loading(f"{model if pruner == 'none' else pruner}, {methods}, keep {keep}", quiet=as_json)
+    named = model if pruner == "none" else pruner
+    announce_loading(f"{named}, {methods}, keep {keep}", quiet=as_json)
     from diffprune.evaluate.session import Asked, Session
 
     if out is not None:
@@ -162,8 +166,12 @@ def command(
         outcome = found
     else:
         session = Session(settings)
+
+        def told(vlm: PrunedVLM) -> None:
+            announce(describe_model(named, vlm.base, method=methods, keep=keep), quiet=as_json)
+
         with progress_bars(quiet=as_json) as progress:
-            outcome = session.run(progress)
+            outcome = session.run(progress, told)
     if as_json:
         print_json(outcome.rows)
         return

@@ -26,7 +26,9 @@ def hard_rows(answers: Sequence[Answers], *, versus: str | None = None) -> tuple
     """
     full, budgets = answers[0], {one.entry.keep: one for one in answers if one.entry.method == DOWNSCALE}
     if not budgets:
-        raise ValueError(f"hard questions are those that {DOWNSCALE} has wrong, and it is not among the methods")
+        raise ValueError(
+            f"hard questions are those that {DOWNSCALE} has wrong, and it is not among the methods; add it"
+        )
     rows: list[dict[str, Any]] = []
     few: list[str] = []
     for keep, smaller in budgets.items():

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
+from diffprune.evaluate.hard import hard_rows
 from diffprune.evaluate.rows import ORIGIN_KEYS, Origins, Place, place_of, quality_rows
 from diffprune.evaluate.shards import whole_sheets
 from diffprune.methods.options import split_methods
@@ -97,6 +98,7 @@ def join_files(
     command: str | None = None,
     notes: str = "",
     mixed: bool = False,
+    hard: bool = False,
     repeats: Mapping[str, Sequence[str]] | None = None,
     tuned: Mapping[str, str] | None = None,
 ) -> Results:
@@ -106,6 +108,7 @@ def join_files(
         repeats: By method the labels of further runs with the same seeds; see `quality_rows`.
         tuned: By pattern of method names (`diffprune*`, the first that fits) how the settings of the trained ones were
             found.
+        hard: Sum up once more over hard questions, as `diffprune eval --hard`.
         mixed: The parts may come from several commits and kinds of device; the notes then say which methods did not
             come from the first part's. Without it they are refused.
     """
@@ -136,6 +139,10 @@ def join_files(
         origins=part_origins(parts, sheets, tuned or {}),
         repeats=repeats,
     )
+    few: list[str] = []
+    if hard:
+        more, few = hard_rows(sheet.answers, versus=versus)
+        rows += more
     write_sheet(answers_file(out), sheet)
     return write_results(
         out,
@@ -147,7 +154,7 @@ def join_files(
         date=max(part.date for part in parts),
         versions=parts[0].versions,
         seeds=sorted({one.entry.seed for one in sheet.answers[1:]}),
-        notes="; ".join([*([notes] if notes else []), *own_notes, *others, *([unstable] if differ else [])]),
+        notes="; ".join([*([notes] if notes else []), *own_notes, *others, *few, *([unstable] if differ else [])]),
     )
 
 
@@ -220,6 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="PATTERN=WORDS",
         help="how the settings of trained methods were found, such as 'diffprune*=chosen on the validation split'",
     )
+    parser.add_argument(
+        "--hard", action="store_true", help="sum up over what the full model has right, downscale wrong"
+    )
     parser.add_argument("--mixed", action="store_true", help="take parts of several commits or kinds of device")
     options = parser.parse_args(arguments)
     results = join_files(
@@ -233,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command=options.command,
         notes=options.notes,
         mixed=options.mixed,
+        hard=options.hard,
         repeats={name: split_methods(labels) for name, labels in _pairs("--repeats", options.repeats)},
         tuned=dict(_pairs("--tuned", options.tuned)),
     )

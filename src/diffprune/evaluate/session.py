@@ -1,6 +1,6 @@
 """One evaluation from its settings to its files: what is asked, of what, how far it came before, what came out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,17 @@ class Session:
         default = TOKENS if asked.data is None else TOKENS_OF_FILES
         self.max_new_tokens = asked.max_new_tokens or default
 
-    def run(self, progress: Progress | None = None) -> Outcome:
-        """Answer what is not answered yet, and write the results file with its answers."""
+    def run(self, progress: Progress | None = None, loaded: Callable[[PrunedVLM], None] | None = None) -> Outcome:
+        """Answer what is not answered yet, and write the results file with its answers.
+
+        Args:
+            loaded: Given the base model as soon as it is there.
+        """
         asked = self.asked
         names = split_methods(asked.methods)
         vlm, saved = load_pruners(self.folders, asked.model, asked.device, throttled=asked.throttled, names=names)
+        if loaded is not None:
+            loaded(vlm)
         if asked.positions:
             rules: dict[str, Any] = {"newline": vlm.backbone.keeps_newlines, "budget": vlm.budget_rule}
             vlm = PrunedVLM(vlm.base, vlm.processor, method="full", positions=asked.positions, **rules)
