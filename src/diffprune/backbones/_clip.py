@@ -37,7 +37,7 @@ def block_attention(
     if hasattr(attention, "q_proj"):
         query, key = attention.q_proj(x), attention.k_proj(x)
     else:  # an engine has made one of the three
-        query, key, _ = attention.qkv_proj(x).chunk(3, dim=-1)
+        query, key = (part.contiguous() for part in attention.qkv_proj(x).chunk(3, dim=-1)[:2])
     if hasattr(attention, "q_norm"):
         query, key = attention.q_norm(query), attention.k_norm(key)
     width = attention.head_dim

@@ -15,9 +15,16 @@ from typing import Any
 
 from diffprune.fitting import require_family
 from diffprune.integrations.vllm import ARCHITECTURE, KEY
-from diffprune.integrations.vllm_settings import Settings, read_pruner, refuse_family, refuse_method, rope_sections
+from diffprune.integrations.vllm_settings import (
+    Settings,
+    chosen_kind,
+    deployed_name,
+    read_pruner,
+    refuse_family,
+    refuse_method,
+    rope_sections,
+)
 from diffprune.loading import describe_base, describe_processor, hub_id, source_of
-from diffprune.methods.options import parse_method
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,12 @@ def describe_served(
     if pruner == "none":
         if model is None:
             raise ValueError("--pruner none needs a base model: name one with --model")
-        name, method = model, given.get("method", "full")
+        name = model
     else:
         folder, config = read_pruner(pruner)
         name, revision = base or model or config["base"]["id"], config["base"]["revision"]
         if not name:
             raise ValueError(f"{pruner} does not name its base model; give its folder or hub id with --model")
-        method = given.get("method", config["method"]["name"])
         given["pruner"] = str(folder.resolve()) if folder.is_dir() else pruner
         given.setdefault("keep", config["budgets"][-1])
         given.setdefault("positions", config["positions"])
@@ -69,10 +75,7 @@ def describe_served(
     described = describe_base(where, repr(name), **({} if revision is None else {"revision": revision}))
     family = require_family(described.model_type)
     refuse_family(family)
-    named = parse_method(method)
-    refuse_method(
-        named.build(block=family.tower_block(described)) if not named.kind.trained else named.kind, named.name
-    )
+    refuse_method(chosen_kind(wanted, family, described), deployed_name(wanted))
     overrides: dict[str, Any] = {"architectures": [ARCHITECTURE], KEY: wanted.written()}
     if wanted.positions == "original" and family.plain_positions:
         overrides["text_config"] = {"rope_parameters": {"mrope_section": rope_sections(described)}}

@@ -22,8 +22,7 @@ from vllm.multimodal.processing import (  # pyright: ignore[reportMissingImports
 
 from diffprune.backbones.processors import pixel_seed
 from diffprune.fitting import refuse_full_budget, require_family
-from diffprune.integrations.vllm import KEY
-from diffprune.integrations.vllm_settings import Settings, deployed_name, rounding_of
+from diffprune.integrations.vllm_settings import Settings, deployed_name, rounding_of, served_settings
 from diffprune.types import Budget
 
 KEEP = "keep"  # of a request's mm_processor_kwargs
@@ -36,7 +35,7 @@ class PicturesInfo(MultiModalProcessingInfo):
 
     @cached_property
     def settings(self) -> Settings:
-        return Settings.read(getattr(self.get_hf_config(), KEY, None))
+        return served_settings(self.get_hf_config(), uses_mrope=self.ctx.model_config.uses_mrope)
 
     @cached_property
     def rounding(self) -> str:
@@ -64,6 +63,8 @@ class PicturesInfo(MultiModalProcessingInfo):
         return require_family(config.model_type).num_newlines(config, size)
 
     def _get_supported_modalities(self) -> list[str]:
+        """Pictures; asked at the start, so what cannot be served is refused here, before an engine process begins."""
+        assert self.settings
         return ["image"]
 
     def _get_num_mm_tokens(self, **sizes: Any) -> Any:

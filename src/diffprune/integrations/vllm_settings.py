@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.backbones.base import Backbone
-from diffprune.fitting import POSITIONS
+from diffprune.fitting import POSITIONS, require_family
 from diffprune.integrations.vllm import KEY
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import make_options, parse_method, require_weights
@@ -21,7 +21,15 @@ from diffprune.types import Budget
 NEWLINES = ("all", "none")
 
 # Families that the engine cannot serve, and why.
-REFUSED_FAMILIES: dict[str, str] = {}
+REFUSED_FAMILIES: dict[str, str] = {
+    "idefics3": "a picture's placeholders stand in groups between other tokens, one group for each of its tiles",
+    "smolvlm": "a picture's placeholders stand in groups between other tokens, one group for each of its tiles",
+    "llava_onevision": "how it cuts a picture depends on the other pictures of the prompt, and the engine keeps each "
+    "picture's tokens for every prompt",
+    "paligemma": "its prompts are read in both directions, and the engine reads forwards",
+    "qwen3_vl": "features of its pictures are added in the decoder as well (DeepStack), and the engine's Transformers "
+    "backend does not hand them on",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +131,35 @@ def refuse_family(family: type[Backbone]) -> None:
         raise ValueError(f"the {family.family} family cannot be served by vLLM: {why}")
 
 
-def refuse_rules(settings: Settings, family: type[Backbone], *, num_shards: int, uses_mrope: bool) -> None:
+def chosen_kind(settings: Settings, family: type[Backbone], config: Any) -> Pruner | type[Pruner]:
+    """The method that will choose, as far as it is known before there is a model: built, or its class if it learns."""
+    name = settings.method
+    if name is None:
+        name = "full" if settings.pruner is None else read_pruner(settings.pruner)[1]["method"]["name"]
+    named = parse_method(name)
+    return named.kind if named.kind.trained else named.build(block=family.tower_block(config))
+
+
+def served_settings(config: Any, *, uses_mrope: bool) -> Settings:
+    """The settings in a model's configuration; an error where the engine cannot serve what they ask for.
+
+    Args:
+        uses_mrope: Whether the engine keeps three rows of positions.
+    """
+    settings = Settings.read(getattr(config, KEY, None))
+    family = require_family(config.model_type)
+    refuse_family(family)
+    refuse_method(chosen_kind(settings, family, config), deployed_name(settings))
+    refuse_rules(settings, family, uses_mrope=uses_mrope)
+    return settings
+
+
+def refuse_rules(settings: Settings, family: type[Backbone], *, uses_mrope: bool, num_shards: int = 1) -> None:
     """An error where an engine is not set up for what it is asked.
 
     Args:
-        num_shards: Of the model over processes.
         uses_mrope: Whether the engine keeps three rows of positions.
+        num_shards: Of the model over processes.
     """
     if num_shards > 1:
         raise ValueError(
