@@ -279,20 +279,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     more = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
-    log = (tmp_path_factory.mktemp("server") / "log").open("w")
+    log = tmp_path_factory.mktemp("server") / "log"
     line = command(PRUNER, keep=32, port=port, name="scenes", more=more)
-    process = subprocess.Popen(line, env=os.environ | engine.ENVIRONMENT, stdout=log, stderr=log)
+    with log.open("w") as file:
+        process = subprocess.Popen(line, env=os.environ | engine.ENVIRONMENT, stdout=file, stderr=file)
     address = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
-            assert process.poll() is None, Path(log.name).read_text()[-3000:]
+            assert process.poll() is None, log.read_text()[-3000:]
             try:
                 urllib.request.urlopen(f"{address}/health", timeout=2)
                 break
             except (urllib.error.URLError, OSError):
                 time.sleep(1)
         else:
-            raise AssertionError(Path(log.name).read_text()[-3000:])
+            raise AssertionError(log.read_text()[-3000:])
         yield address
     finally:
         process.terminate()
