@@ -6,6 +6,7 @@ import json
 import pytest
 
 import diffprune as dp
+from diffprune.integrations import vllm
 from diffprune.integrations.vllm import ARCHITECTURE
 from diffprune.integrations.vllm_command import command, engine_arguments
 from diffprune.integrations.vllm_settings import Settings, refuse_method
@@ -106,3 +107,20 @@ def test_a_model_is_named_with_no_pruner() -> None:
 
 def test_settings_are_written_without_what_is_usual() -> None:
     assert Settings.read({"keep": 0.5, "positions": "original"}).written() == {"keep": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "refused"),
+    [("0.31.4", "too old: 0.32", True), ("0.32.1", "", False), ("0.40.0", "was not tested", False)],
+)
+def test_a_version_of_the_engine_that_is_not_known_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str, words: str, refused: bool
+) -> None:
+    monkeypatch.setattr(vllm, "require", lambda extra: None)
+    monkeypatch.setattr(vllm, "engine_version", lambda: version)
+    if refused:
+        with pytest.raises(ValueError, match=words):
+            vllm.require_engine()
+        return
+    vllm.require_engine()
+    assert (words in caplog.text) and bool(caplog.text) == bool(words)

@@ -24,8 +24,7 @@ from diffprune.json_files import read_json, require_kind, short
 
 Row = Mapping[str, Any]
 Kind = Literal["quality", "summary", "serving", "speed", "training", "benchmark", "selection", "other"]
-# How a model ran: the stock way or compiled; behind our own server, in its batching loop alone, or in vLLM.
-PATHS = ("eager", "fast", "server", "loop", "engine")
+PATHS = ("eager", "fast", "server", "loop", "engine")  # loop: the server's batches without HTTP; engine: vLLM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,10 +135,8 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tflops": _SIZE,
     "peak_gb": _SIZE,
     "kv_bytes": _COUNT,
-    # serving: so many clients that ask as soon as they are answered
-    "clients": _COUNT,
+    "clients": _COUNT,  # that ask as soon as they are answered
     "requests_s": _SIZE,
-    "ttft_p99_ms": _SIZE,
     # training
     "backbone": _TEXT,
     "samples_s": _SIZE,

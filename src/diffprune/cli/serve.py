@@ -114,8 +114,11 @@ def _start_engine(
     if not dry_run and not is_installed("vllm"):
         raise ValueError("vLLM is not installed; install it (pip install vllm), or leave --engine vllm out")
     from diffprune.budget import Budget
+    from diffprune.integrations.vllm import require_engine
     from diffprune.integrations.vllm_command import command as vllm_command
 
+    if not dry_run:
+        require_engine()  # of a version that is known to work
     budget = None if keep is None else Budget.parse(keep).keep
     options["name"] = options["name"] or None
     line = vllm_command(pruner, keep=budget, **served, **options)
