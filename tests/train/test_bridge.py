@@ -76,7 +76,12 @@ def test_the_k_heaviest_survive_any_threshold_and_padding_never_does() -> None:
     assert survivors(alpha, torch.tensor([1, 1]), mask, 0.05).tolist() == [[0, 1, 2, 3], [0, 1, 2, -1]]
 
 
-def test_the_gradient_is_that_of_what_is_run() -> None:
+@pytest.mark.parametrize(
+    ("tau", "remove_below"),
+    [(0.4, 0.05), (torch.tensor([0.4, 0.1], dtype=torch.float64), 1e-3)],
+    ids=["one temperature", "drawn, the recipe's own threshold"],
+)
+def test_the_gradient_is_that_of_what_is_run(tau: Any, remove_below: float) -> None:
     """Against finite differences in float64, where a small step changes no membership of the removed set."""
     model, processor = tiny.build("llava")
     model = type(model)(model.config).double().eval()  # its own copy: the tiny models are shared
@@ -87,7 +92,7 @@ def test_the_gradient_is_that_of_what_is_run() -> None:
     batch = batch_of(vlm)
 
     def loss() -> tuple[torch.Tensor, list[int]]:
-        lm, restricted = throttle(vlm, batch, tokens, tau=0.4, generator=noise(), remove_below=0.05)
+        lm, restricted = throttle(vlm, batch, tokens, tau=tau, generator=noise(), remove_below=remove_below)
         return vlm.decoder.loss(lm, None, restricted)[0], lm.source[lm.visual].tolist()
 
     tokens = vlm.encode(batch)
