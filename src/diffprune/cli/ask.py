@@ -135,8 +135,8 @@ def _ask_folder(
         typer.echo(f"{name} was left out: {reason}", err=True)
     seconds = time.monotonic() - start
     if as_json:
-        named = {"answered": summary.added, "before": summary.before, "broken": sorted(summary.broken)}
-        print_json({**named, "out": str(out), "seconds": seconds})
+        counts = {"answered": summary.added, "before": summary.before, "broken": sorted(summary.broken)}
+        print_json({**counts, "out": str(out), "seconds": seconds})
     else:
         there = f", {summary.before} were there before" if summary.before else ""
         print(f"{summary.added} answers added to {out}{there}")
