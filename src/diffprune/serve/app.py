@@ -272,7 +272,8 @@ async def _stream(
         yield chunk({"role": "assistant", "content": ""})
         event = first
         while isinstance(event, str):
-            yield chunk({"content": event})
+            if event:
+                yield chunk({"content": event})
             event = await anext(events)
         yield chunk({}, event.finish, diffprune=times(event))
         if with_usage:

@@ -165,7 +165,10 @@ class RowStreamer(BatchStreamer):
             row.look()
             if row.finish is not None:
                 continue
-            row.first = row.first or now
+            if row.first is None:
+                row.first = now
+                if row.on_text is not None:
+                    row.on_text("")  # the answer has begun, whether or not its first token is text already
             row.num_tokens += 1
             is_end, is_full = token in self.ends, row.num_tokens >= row.max_tokens
             if not is_end:
