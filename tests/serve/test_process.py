@@ -31,10 +31,10 @@ def save_tiny(folder: Path) -> Path:
 class Process:
     """`diffprune serve`, its address and its messages."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, module: str = "diffprune") -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "diffprune", "serve", "--engine", "own", "--port", "0", *arguments],
+            [sys.executable, "-m", module, "serve", "--engine", "own", "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from diffprune.serve.errors import ApiError
 from diffprune.serve.examples import find_examples
-from diffprune.serve.forms import ERROR_SCHEMA, ERRORS, body_schema, completion, times, usage
+from diffprune.serve.forms import DOT, ERROR_SCHEMA, ERRORS, body_schema, chat_example, completion, times, usage
 from diffprune.serve.metrics import Metrics
 from diffprune.serve.reading import Reader
 from diffprune.serve.schema import ChatRequest, SelectRequest
@@ -199,7 +199,7 @@ def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], 
             raise ApiError(404, f"there is no model {model[:200]!r}; this server has {name!r}", code="model_not_found")
         return JSONResponse(_model(server))
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest), **guarded)
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest, chat_example(name), model=name), **guarded)
     async def chat(request: Request) -> Response:
         async with server.admitted():
             asked, make = await server.in_thread(server.reader.chat, await server.read(request))
@@ -212,7 +212,7 @@ def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], 
             _stream(server, asked, first, events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
 
-    @app.post("/v1/diffprune/select", openapi_extra=body_schema(SelectRequest), **guarded)
+    @app.post("/v1/diffprune/select", openapi_extra=body_schema(SelectRequest, {"image": DOT}), **guarded)
     async def select(request: Request) -> Response:
         async with server.admitted():
             make = await server.in_thread(server.reader.select, await server.read(request))

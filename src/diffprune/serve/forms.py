@@ -32,8 +32,24 @@ ERROR_SCHEMA: dict[str, Any] = {
 }
 
 
-def body_schema(kind: type[Any]) -> dict[str, Any]:
-    """The request's schema for openapi.json."""
+DOT = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAFElEQVR4nGM8oaHBgA0wYRUdtBIA4D"
+    "gBKJ8lCQoAAAAASUVORK5CYII="
+)  # a picture of 8 x 8
+
+
+def chat_example(name: str) -> dict[str, Any]:
+    """A request, for openapi.json."""
+    content = [{"type": "image_url", "image_url": {"url": DOT}}, {"type": "text", "text": "What is it?"}]
+    return {"model": name, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+
+
+def body_schema(kind: type[Any], example: dict[str, Any], **fixed: Any) -> dict[str, Any]:
+    """The request's schema for openapi.json.
+
+    Args:
+        fixed: Fields that have one value on this server.
+    """
     schema = kind.model_json_schema(ref_template="#/$defs/{model}")
     defs = schema.pop("$defs", {})
 
@@ -44,7 +60,9 @@ def body_schema(kind: type[Any]) -> dict[str, Any]:
             return {key: inlined(value) for key, value in node.items()}
         return [inlined(value) for value in node] if isinstance(node, list) else node
 
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}
+    schema["properties"] |= {key: {"type": "string", "const": value} for key, value in fixed.items()}
+    content = {"application/json": {"schema": inlined(schema), "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def usage(answer: Answer) -> dict[str, Any]:

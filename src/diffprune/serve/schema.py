@@ -27,6 +27,44 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
 }
 UNHEARD = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})  # about the sender
+# What a message is, for the schema; `backbones.messages` reads it and says what is wrong with one.
+MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant"]},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "anyOf": [
+                            {
+                                "type": "object",
+                                "required": ["type", "text"],
+                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                            },
+                            {
+                                "type": "object",
+                                "required": ["type", "image_url"],
+                                "properties": {
+                                    "type": {"const": "image_url"},
+                                    "image_url": {
+                                        "type": "object",
+                                        "required": ["url"],
+                                        "properties": {"url": {"type": "string"}},
+                                    },
+                                },
+                            },
+                        ]
+                    },
+                },
+            ]
+        },
+    },
+}
 Number = StrictInt | StrictFloat
 Count = Annotated[StrictInt, Field(ge=1)]
 
@@ -54,7 +92,7 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     model: StrictStr
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, Any]] = Field(min_length=1, json_schema_extra={"items": MESSAGE})
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     stop: (
