@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,6 +264,20 @@ def test_per_tile_worth_and_diversity_choose_within_a_tile() -> None:
         inside = (tokens.segment[0] == tile).nonzero()[:, 0]
         own = VisualTokens(x=tokens.x[:, inside])
         assert torch.equal(entry.keep[tokens.segment[0][entry.keep] == tile], inside[vlm.method.select(own, 2)[0]])
+
+
+def test_per_tile_each_picture_draws_from_its_own_generator() -> None:
+    vlm = pruned("llava_next", "diffprune", keep=0.5, budget="per_tile")
+    images = [tiny.picture(1, (112, 112)), tiny.picture(2, (112, 112))]
+
+    def throttled(some: list[Any], seeds: list[int]) -> Tensor:
+        tokens = vlm.encode(vlm.prepare(some, ["?"] * len(some)))
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return vlm.rule.restrict(tokens, vlm.budget.counts(tokens.mask), tau=1.0, generator=generators).x.detach()
+
+    together = throttled(images, [3, 4])
+    for row in range(2):
+        torch.testing.assert_close(together[row], throttled(images[row : row + 1], [3 + row])[0])
 
 
 def test_per_tile_merges_within_a_tile() -> None:

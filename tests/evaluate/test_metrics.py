@@ -105,6 +105,13 @@ def test_circular_accuracy_needs_every_rotation_right():
     assert scored == (50.0, [100.0, 0.0])
 
 
+def test_a_rotation_that_is_wrong_first_or_in_between_counts_too():
+    letters = ["A", "D", "C", "B"]
+    for wrong in range(4):
+        outputs = [("B" if letter == "A" else "A") if n == wrong else letter for n, letter in enumerate(letters)]
+        assert metrics.circular_accuracy(outputs, letters, [0] * 4).score == 0.0
+
+
 def test_a_constant_letter_gets_nothing_in_circular_evaluation():
     assert metrics.circular_accuracy(["A"] * 4, ["A", "B", "C", "D"], [7] * 4).score == 0.0
 

@@ -1,6 +1,8 @@
 """The runner: what `eval` measures is what `generate` deploys, with every kind of method, and scored by task."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +10,17 @@ import torch
 from diffprune.evaluate.answers import read_sheet, write_sheet
 from diffprune.evaluate.encoded import encode_questions
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.runner import Measurement, answer, choose, evaluate
+from diffprune.evaluate.runner import (
+    Measurement,
+    answer,
+    choose,
+    evaluate,
+    first_logits,
+    spelled,
+    throttled_inputs,
+)
 from diffprune.evaluate.scoring import make_sheet
+from diffprune.evaluate.throttled import Throttle
 from diffprune.methods.base import NEEDS
 from diffprune.model import PrunedVLM
 from diffprune.results import check_rows
@@ -79,11 +90,51 @@ def test_a_picture_is_encoded_once_for_all_methods_budgets_and_questions(monkeyp
     assert sum(encoded) == len(PICTURES) == len(questions.images)
 
 
+def test_answers_are_said_without_the_blanks_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = pruned("llava")
+    monkeypatch.setattr(type(vlm.backbone.tokenizer), "batch_decode", lambda *_, **__: [" a b\n", "\tc"])
+    assert spelled(vlm, torch.zeros(2, 3, dtype=torch.long)) == ["a b", "c"]
+
+
+def test_the_distance_of_first_tokens_is_from_the_full_model_to_the_pruned_one() -> None:
+    vlm = pruned("llava")
+    with torch.no_grad():
+        vlm.base.lm_head.weight.mul_(30.0)  # sharp enough that the direction shows
+    encoded = encode_questions(vlm, MEMORY.build(["letters"], count=3))
+    few = vlm.with_method("uniform_grid", keep=2)
+    _, measured = evaluate(vlm, encoded, [Measurement("uniform_grid", 2, 0, few.method)], batch_size=1)
+
+    def log_probs(model: PrunedVLM, question: Any) -> torch.Tensor:
+        with first_logits(model) as first:
+            model.generate(list(question.images), question.prompt, max_new_tokens=1, do_sample=False)
+        return first[0].log_softmax(-1)[0]
+
+    pairs = [(log_probs(vlm, question), log_probs(few, question)) for question in encoded.asked]
+    expected = [(full.exp() * (full - own)).sum().item() for full, own in pairs]
+    reverse = [(own.exp() * (own - full)).sum().item() for full, own in pairs]
+    assert measured.values["first_token_kl"] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert all(abs(one - other) > 0.01 * one for one, other in zip(expected, reverse, strict=True))
+
+
+def test_the_noise_of_a_throttled_picture_follows_from_its_own_pixels() -> None:
+    vlm = pruned("llava", "diffprune", 4)
+    vlm.method.start_training()
+    batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], ["what?", "what?"])
+    tokens = vlm.encode(batch)
+    assert tokens is not None
+
+    def embeds(*seeds: int) -> torch.Tensor:
+        lm = throttled_inputs(vlm, batch, replace(tokens, seeds=seeds), 4, Throttle(tau=1.0))
+        return lm.inputs_embeds.detach()
+
+    before, after = embeds(3, 8), embeds(3, 9)
+    assert torch.equal(before[0], after[0]) and not torch.allclose(before[1], after[1])
+    assert torch.equal(embeds(8, 3)[1], embeds(9, 3)[1])
+
+
 def test_questions_of_text_alone_are_answered_too() -> None:
     vlm = pruned("llava")
     task = MEMORY.build(["words"], count=4).tasks[0]
-    from dataclasses import replace
-
     from diffprune.evaluate.sources import Questions
 
     text_alone = Questions((replace(task, questions=[one for one in task.questions if not one.images]),))

@@ -34,6 +34,22 @@ def test_a_chosen_token_enters_the_block_as_it_is() -> None:
     assert (restricted.x[dropped] != tokens.x[dropped]).any(-1).all()
 
 
+def test_matched_noise_has_the_mean_and_deviation_of_the_features() -> None:
+    tokens = make_tokens()
+    unit, matched = (build_method("gumbel_ste", block=SPEC, noise=noise) for noise in ("unit", "matched"))
+    assert isinstance(unit, GumbelSTE) and isinstance(matched, GumbelSTE)
+    matched.calibrate([tokens])
+    first, second = (
+        m.restrict(tokens, K, tau=2.0, generator=torch.Generator().manual_seed(0)) for m in (unit, matched)
+    )
+    dropped = (first.alpha == 0) & tokens.mask  # the heads start at zero, so both choose by the same draws
+    assert torch.equal(first.alpha, second.alpha) and dropped.any()
+    real = tokens.x[tokens.mask]
+    mu, sigma = real.mean(0), real.std(0, correction=0)
+    assert mu.abs().max() > 0.05 and (sigma - 1).abs().max() > 0.05, "a fault would not be seen"
+    torch.testing.assert_close(second.x[dropped], mu + sigma * first.x[dropped], rtol=1e-3, atol=1e-4)
+
+
 def test_training_explores_and_deployment_does_not() -> None:
     method, tokens = gumbel_ste(), make_tokens()
     choices = [method.restrict(tokens, K, tau=1.0, generator=torch.Generator().manual_seed(s)).alpha for s in range(5)]

@@ -11,6 +11,7 @@ from torch import nn
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.train import trainer as trainer_module
 from diffprune.train.frozen import load_frozen
+from diffprune.train.objective import Objective
 from tests.train.runs import train
 from tests.train.test_run import records
 
@@ -40,6 +41,30 @@ def test_validation_has_the_final_temperature_and_the_same_noise_at_every_step(d
         assert len({record["throttled"] for record in checked}) == 1
         throttled[end] = checked[0]["throttled"]
     assert abs(throttled[0.05] - throttled[1.0]) > 1e-5, "the temperature must matter"
+
+
+def test_a_loss_is_divided_by_the_answer_tokens_of_the_global_batch(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divisors: list[float] = []
+    counted: list[int] = []
+    take_step, forward = trainer_module.Trainer.take_step, Objective.forward
+
+    def watched(self: Any, parts: Any, **options: Any) -> Any:
+        answers = [answer for part in parts for sample in part.samples for answer in sample.answers]
+        counted.append(sum(len(self.vlm.backbone._answer_ids(answer)) for answer in answers))
+        return take_step(self, parts, **options)
+
+    def noted(self: Any, samples: Any, step: Any, tau: float, num_targets: Any, **options: Any) -> Any:
+        if isinstance(step, int):  # a training step; validation has a word in its place
+            divisors.append(num_targets.item())
+        return forward(self, samples, step, tau, num_targets, **options)
+
+    monkeypatch.setattr(trainer_module.Trainer, "take_step", watched)
+    monkeypatch.setattr(Objective, "forward", noted)
+    train(disk, tmp_path, optim={"steps": 2})
+    assert divisors == [float(count) for count in counted for _ in range(2)]  # two forward passes a step
+    assert len(counted) == 2 and min(counted) > 4
 
 
 def test_what_loading_draws_does_not_decide_where_the_scorer_starts(
