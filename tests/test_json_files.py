@@ -49,7 +49,7 @@ def test_a_line_that_was_cut_off_is_left_out_and_taken_off_when_asked(tmp_path: 
         assert values == [{"a": 1}, {"b": 2}][: whole[:length].count(b"\n")]
         assert path.read_bytes() == whole[:length]  # whose file it is is not known yet
         keep_lines(path, size)
-        assert path.read_bytes() == whole[:size]
+        assert path.read_bytes() == whole[: whole.rfind(b"\n", 0, length) + 1]
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
