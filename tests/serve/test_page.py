@@ -34,12 +34,12 @@ def server() -> Iterator[Running]:
         yield made
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     executable = find_browser()
     if executable is None:
         pytest.skip("no Chromium is installed: the page was not opened (apt-get install chromium)")
-    with Browser(executable, tmp_path / "profile") as made:
+    with Browser(executable, tmp_path_factory.mktemp("browser") / "profile") as made:
         yield made
 
 
@@ -115,6 +115,8 @@ def test_a_picture_is_uploaded_asked_about_and_pruned_by_the_keyboard_alone(
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_names_contrast_and_width(server: Running, browser: Browser, width: int, scheme: str) -> None:
+    browser.errors.clear()
+    browser.open("about:blank")
     size: dict[str, Any] = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.call("Emulation.setDeviceMetricsOverride", **size)
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -135,6 +137,7 @@ def test_names_contrast_and_width(server: Running, browser: Browser, width: int,
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for_on_the_page(browser: Browser) -> None:
     with running(pruned("llava", "divprune", keep=5), token="secret") as server:
         browser.open(f"{server.url}/")
