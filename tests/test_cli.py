@@ -219,3 +219,11 @@ def test_report_refuses_a_block_without_its_file_and_writes_nothing(run, results
     code, _, err = run("report", "--results", str(results_folder), "--out", str(page), "--readme", str(readme))
     assert code == 2 and "'other'" in err
     assert not page.exists() and "old" in readme.read_text()
+
+
+def test_methods_are_listed_without_torch() -> None:
+    program = (
+        "import sys; from diffprune.cli.methods import list_methods; list_methods(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

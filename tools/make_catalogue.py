@@ -21,7 +21,7 @@ from typing import Any
 from diffprune import config
 from diffprune.cli.backbones import list_backbones
 from diffprune.cli.main import module_of, subcommands
-from diffprune.cli.methods import list_methods
+from diffprune.cli.methods import CATALOGUE, describe
 from diffprune.integrations.suites import protocol_table
 from diffprune.registry import METHODS
 from diffprune.results import Row, markdown_table, write_text
@@ -38,9 +38,9 @@ SHOWN = {True: "yes", False: "fails", None: "-"}
 NOTE = "Made by `make docs` from the code; do not edit by hand.\n"
 NATIVE_POSITIONS = (
     "**Positions.** With `native=True` what is left is numbered without gaps, as released. A model that was trained or "
-    "measured with original positions loses by that alone: 10 to 18 points of retention on our scenes models, more "
-    'than lies between most methods. Give `positions="original"` beside it to compare choices and not numberings '
-    "(`diffprune eval --methods 'NAME,NAME[native=true]' --keep 128,64,32` measures it)."
+    "measured with original positions loses by that alone "
+    "(`python -m diffprune_lab.studies.positions` measures it, into `results/scenes_positions.json`). "
+    'Give `positions="original"` beside it to compare choices and not numberings.'
 )
 MEANINGS = {"seed": "Of everything a run draws: the scorer's start, order of samples, noise, budgets."}
 
@@ -55,7 +55,7 @@ def methods_page() -> str:
             "needs": ", ".join(f"`{need}`" for need in method["needs"]),
             "year": str(method["year"] or ""),
         }
-        for method in list_methods()
+        for method in map(describe, METHODS.names())
     ]
     return (
         f"# Methods\n\n{NOTE}\n"
@@ -270,6 +270,7 @@ def harness_page() -> str:
 def pages() -> dict[Path, str]:
     """The text of each generated page."""
     return {
+        CATALOGUE: json.dumps([*map(describe, METHODS.names())], indent=1, ensure_ascii=False) + "\n",
         DOCS / "methods.md": methods_page(),
         DOCS / "backbones.md": backbones_page(),
         DOCS / "cli.md": cli_page(),

@@ -73,9 +73,13 @@ class Registry(Generic[T]):
         Args:
             also: Further names that are fine here.
         """
-        known = {*self._found, *self.declared, *also}
+        known = {*self.known(), *also}
         if name not in known:
             raise self._unknown(name, sorted(known))
+
+    def known(self) -> list[str]:
+        """Every name that is declared or was registered, sorted; nothing is imported."""
+        return sorted({*self._found, *self.declared})
 
     @cached_property
     def declared(self) -> frozenset[str]:

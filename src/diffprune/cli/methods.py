@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import diffprune.methods
 from diffprune.cli import Wide, announce, print_json, print_table
+from diffprune.registry import METHODS
+
+CATALOGUE = Path(diffprune.methods.__path__[0], "catalogue.json")  # made by `make docs`
 
 
 def list_methods() -> list[dict[str, Any]]:
-    """One dict per method, as `--json` prints it."""
-    from diffprune.registry import METHODS
+    """One dict per method, as `--json` prints it: own ones from the catalogue, the rest by importing them."""
+    written = {one["name"]: one for one in json.loads(CATALOGUE.read_text(encoding="utf-8"))}
+    return [written.get(name) or describe(name) for name in METHODS.known()]
 
-    found = []
-    for name in METHODS.names():
-        method = METHODS.get(name)
-        found.append(
-            {
-                "name": name,
-                "place": method.place,
-                "needs": sorted(method.needs),
-                "trained": method.trained,
-                **dataclasses.asdict(method.card),
-            }
-        )
-    return found
+
+def describe(name: str) -> dict[str, Any]:
+    """What a method's class says of it."""
+    method = METHODS.get(name)
+    said = {"name": name, "place": method.place, "needs": sorted(method.needs), "trained": method.trained}
+    return {**said, **dataclasses.asdict(method.card)}
 
 
 def command(
