@@ -34,7 +34,12 @@ from diffprune.integrations.vllm_command import command, describe_served
 from diffprune.results import device_name, read_results, source_commit, write_results
 
 PATH = "engine"
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # of the CPU build, in GiB
+}
 QUESTION = "Which word does the sign show?"
 
 
