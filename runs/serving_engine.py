@@ -5,8 +5,9 @@
 
 Three servers are up at once: the engine's stock class with all tokens, the plug-in's class with all tokens (what the
 plug-in itself costs), and the plug-in with K. They are asked in turns, round after round, so that whatever else the
-machine does falls on all alike; what is stated is medians over rounds and their ratios to the stock class. A picture
-is asked about once, so no encoder output comes from a cache. Rows of other paths in the file stay as they are.
+machine does falls on all alike; what is stated is medians over rounds and their ratios to the stock class. `cpu_ms` is
+processor time for each request, which the load of the machine hardly changes. A picture is asked about once, so no
+encoder output comes from a cache. Rows of other paths in the file stay as they are.
 """
 
 import argparse
@@ -94,16 +95,23 @@ class Server:
         end = time.perf_counter()
         return 1e3 * ((first or end) - start), 1e3 * (end - start)
 
+    def processes(self) -> list[Path]:
+        """Itself and its children, in /proc."""
+        found = [Path(f"/proc/{self.process.pid}")]
+        for one in found:
+            for task in (one / "task").iterdir():
+                found += [Path(f"/proc/{child}") for child in (task / "children").read_text().split()]
+        return found
+
     def peak_gb(self) -> float:
-        """The most memory that it and its children have held; on a GPU look at the card instead."""
-        waiting, total = [self.process.pid], 0.0
-        while waiting:
-            pid = waiting.pop()
-            status = Path(f"/proc/{pid}/status").read_text()
-            total += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 2**20
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += [int(child) for child in (task / "children").read_text().split()]
-        return total
+        """The most memory that its processes have held; on a GPU look at the card instead."""
+        lines = [line for one in self.processes() for line in (one / "status").read_text().splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
+
+    def cpu_ms(self) -> float:
+        """What its processes have computed, whoever else had the machine meanwhile."""
+        fields = [(one / "stat").read_text().rpartition(")")[2].split() for one in self.processes()]
+        return 1e3 * sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def pictures(count: int, seed: int, side: int) -> list[str]:
@@ -123,21 +131,24 @@ def measure(
     """By server its numbers with that many clients, each of which asks as soon as it was answered."""
     rates: dict[str, list[float]] = {one.name: [] for one in servers}
     firsts: dict[str, list[float]] = {one.name: [] for one in servers}
+    computed: dict[str, list[float]] = {one.name: [] for one in servers}
     for number in range(rounds + 1):  # the first is for warming up
         for server in servers:
             shown = pictures(max(requests, clients), 1000 * clients + number, side)
-            start = time.perf_counter()
+            before, start = server.cpu_ms(), time.perf_counter()
             with ThreadPoolExecutor(clients) as pool:
                 got = list(pool.map(lambda picture, to=server: to.ask(picture, num_new), shown))
             seconds = time.perf_counter() - start
             if number:
                 rates[server.name].append(len(shown) / seconds)
                 firsts[server.name] += [first for first, _ in got]
+                computed[server.name].append((server.cpu_ms() - before) / len(shown))
     return {
         name: {
             "requests_s": statistics.median(rates[name]),
             "ttft_ms": statistics.median(firsts[name]),
             "ttft_p99_ms": float(np.percentile(firsts[name], 99)),
+            "cpu_ms": statistics.median(computed[name]),
         }
         for name in rates
     }
@@ -203,6 +214,7 @@ def main() -> None:
                             **values,
                             "requests_ratio": values["requests_s"] / stock["requests_s"],
                             "ttft_ratio": values["ttft_ms"] / stock["ttft_ms"],
+                            "cpu_ratio": values["cpu_ms"] / stock["cpu_ms"],
                             "peak_gb": server.peak_gb(),
                         }
                     )
