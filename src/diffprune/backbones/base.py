@@ -40,6 +40,8 @@ class Backbone(Asking, ABC):
     picture_features: ClassVar[tuple[str, ...]] = ()
     # The tower as functions that the fast path compiles, "module:class"; None where the stock tower runs there too.
     compiled_tower: ClassVar[str | None] = None
+    # Why a serving engine (vLLM) cannot take pruned pictures of this family; None where it can.
+    unserved: ClassVar[str | None] = None
 
     def __init__(self, model: nn.Module, processor: Any) -> None:
         self.model = cast(Any, model)

@@ -30,6 +30,10 @@ from diffprune.types import VisualTokens
 @BACKBONES.register("llava_onevision")
 class LlavaOnevision(TowerBackbone):
     family: ClassVar[str] = "llava_onevision"
+    unserved: ClassVar[str | None] = (
+        "how it cuts a picture depends on the other pictures of the prompt, and the engine keeps each picture's tokens "
+        "for every prompt"
+    )
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text"})  # attention does not survive the scaling
     presets: ClassVar[dict[str, Preset]] = {
         "llava-onevision-0.5b": Preset(hub_id="llava-hf/llava-onevision-qwen2-0.5b-ov-hf", num_visual="at most 8019"),

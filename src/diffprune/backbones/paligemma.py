@@ -24,6 +24,7 @@ from diffprune.types import LMInputs, VisualTokens
 @BACKBONES.register("paligemma")
 class PaliGemma(Backbone):
     family: ClassVar[str] = "paligemma"
+    unserved: ClassVar[str | None] = "its prompts are read in both directions, and the engine reads forwards"
     provides: ClassVar[frozenset[str]] = frozenset({"projected", "text", "cls_attention", "keys"})
     sequence_features: ClassVar[Mapping[str, int]] = {"token_type_ids": 1}  # an answer is causal
     presets: ClassVar[dict[str, Preset]] = {

@@ -27,6 +27,10 @@ DEEPSTACK = ("visual_pos_masks", "deepstack_visual_embeds")  # what the language
 @BACKBONES.register("qwen3_vl")
 class Qwen3VL(QwenVL):
     family: ClassVar[str] = "qwen3_vl"
+    unserved: ClassVar[str | None] = (
+        "features of its pictures are added in the decoder as well (DeepStack), and the engine's Transformers backend "
+        "does not hand them on"
+    )
     presets: ClassVar[dict[str, Preset]] = {
         "qwen3-vl-2b": Preset(hub_id="Qwen/Qwen3-VL-2B-Instruct", num_visual=NUM_VISUAL),
         "qwen3-vl-4b": Preset(hub_id="Qwen/Qwen3-VL-4B-Instruct", num_visual=NUM_VISUAL),

@@ -20,17 +20,6 @@ from diffprune.types import Budget
 
 NEWLINES = ("all", "none")
 
-# Families that the engine cannot serve, and why.
-REFUSED_FAMILIES: dict[str, str] = {
-    "idefics3": "a picture's placeholders stand in groups between other tokens, one group for each of its tiles",
-    "smolvlm": "a picture's placeholders stand in groups between other tokens, one group for each of its tiles",
-    "llava_onevision": "how it cuts a picture depends on the other pictures of the prompt, and the engine keeps each "
-    "picture's tokens for every prompt",
-    "paligemma": "its prompts are read in both directions, and the engine reads forwards",
-    "qwen3_vl": "features of its pictures are added in the decoder as well (DeepStack), and the engine's Transformers "
-    "backend does not hand them on",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -127,7 +116,7 @@ def refuse_method(method: Pruner | type[Pruner], name: str) -> None:
 
 def refuse_family(family: type[Backbone]) -> None:
     """An error for a family that the engine cannot serve."""
-    if why := REFUSED_FAMILIES.get(family.family):
+    if why := family.unserved:
         raise ValueError(f"the {family.family} family cannot be served by vLLM: {why}")
 
 
