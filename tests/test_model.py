@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import diffprune as dp
-from diffprune import api, fitting, loading
+from diffprune import api, fitting, saved_pruners
 from diffprune.api import load_vlm
 from diffprune.loading import refuse_gaps
 from diffprune.methods.base import Card, Kept, MergingPruner
@@ -68,7 +68,7 @@ def test_a_method_with_options_in_its_name_is_built_around_a_model_wrapped_once(
         wrapped.append(wrap(*arguments))
         return wrapped[-1]
 
-    for module in (loading, fitting):
+    for module in (saved_pruners, fitting):
         monkeypatch.setattr(module, "wrap_backbone", count)
     monkeypatch.setattr(api, "load_base", lambda name: (plain.base, plain.processor))
     # `budget` is an option of the method as well as of the model around it: each keeps its own.

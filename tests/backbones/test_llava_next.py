@@ -1,5 +1,6 @@
 """What is special about LLaVA-NeXT: newlines, unpadding, tiles, budgets per tile, and where its tokens look."""
 
+import copy
 import dataclasses
 import random
 from typing import Any
@@ -136,8 +137,7 @@ def test_attention_is_the_towers_own_within_each_tile() -> None:
     batch = vlm.prepare([tiny.picture(1)], ["?"])
     tokens = vlm.backbone.encode(batch, frozenset({"cls_attention"}))
     model, _ = tiny.build("llava_next")
-    tower = type(model.model.vision_tower)(model.config.vision_config)
-    tower.load_state_dict(model.model.vision_tower.state_dict())
+    tower = copy.deepcopy(model.model.vision_tower)  # with a config of its own: the tiny models are shared
     tower.set_attn_implementation("eager")
     with torch.no_grad():
         maps = tower.eval()(batch.features["pixel_values"][0], output_attentions=True).attentions[-2]

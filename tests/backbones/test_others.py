@@ -1,5 +1,6 @@
 """What is special about InternVL, LLaVA-OneVision, Idefics3, SmolVLM and PaliGemma."""
 
+import copy
 import random
 from dataclasses import replace
 
@@ -36,10 +37,9 @@ def sizes(count: int = 40) -> list[tuple[int, int]]:
 
 def eager_copy(tower: torch.nn.Module) -> torch.nn.Module:
     """A copy of the tower under eager attention, whose weights can be returned."""
-    copy = type(tower)(tower.config)
-    copy.load_state_dict(tower.state_dict())
-    copy.set_attn_implementation("eager")
-    return copy.eval()
+    own = copy.deepcopy(tower)  # with a config of its own, or the shared tower would change its attention too
+    own.set_attn_implementation("eager")
+    return own.eval()
 
 
 def in_groups(values: Tensor, side: int, scale: int) -> Tensor:

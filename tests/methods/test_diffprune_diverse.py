@@ -191,7 +191,7 @@ def test_a_choice_of_another_version_is_named(folder: Path) -> None:
 
 
 def test_evaluation_measures_both_from_one_artefact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffprune.loading.load_base", lambda *_, **__: tiny.build("llava"))
+    monkeypatch.setattr("diffprune.saved_pruners.load_base", lambda *_, **__: tiny.build("llava"))
     names = ["full", "random", "diffprune", "diffprune-diverse", "diffprune-diverse[beta=2]"]
     _, saved = load_pruners(parse_pruners(str(folder)), "", "cpu", names=names)
     assert [(one.label, one.origin["choice"]) for one in saved] == [

@@ -98,23 +98,21 @@ class Session:
         default = TOKENS if asked.data is None else TOKENS_OF_FILES
         self.max_new_tokens = asked.max_new_tokens or default
 
-    def run(self, progress: Progress | None = None, loaded: Callable[[PrunedVLM], None] | None = None) -> Outcome:
+    def run(self, progress: Progress | None = None, planned: Callable[[PrunedVLM], None] | None = None) -> Outcome:
         """Answer what is not answered yet, and write the results file with its answers.
 
         Args:
-            loaded: Given the base model as soon as it is there.
+            planned: Given the base model once it is known that all of this can be measured.
         """
         asked = self.asked
         names = split_methods(asked.methods)
         vlm, saved = load_pruners(self.folders, asked.model, asked.device, throttled=asked.throttled, names=names)
-        if loaded is not None:
-            loaded(vlm)
         if asked.positions:
             rules: dict[str, Any] = {"newline": vlm.backbone.keeps_newlines, "budget": vlm.budget_rule}
             vlm = PrunedVLM(vlm.base, vlm.processor, method="full", positions=asked.positions, **rules)
         questions = self.questions.for_model(vlm)
-        planned, sentences = self.plan(vlm, saved, questions)
-        follows = made_by(vlm, questions, planned, max_new_tokens=self.max_new_tokens)
+        runs, sentences = self.plan(vlm, saved, questions)
+        follows = made_by(vlm, questions, runs, max_new_tokens=self.max_new_tokens)
         places: list[int] = []
         if self.shard is not None:
             places = shard_places(questions, *self.shard)
@@ -123,8 +121,10 @@ class Session:
         if asked.out is not None and asked.fresh:
             start_anew(asked.out)
         sheet = finished(asked.out, follows)
+        if planned is not None:
+            planned(vlm)
         if sheet is None:
-            sheet = self._answer(vlm, saved, questions, planned, follows, places, progress)
+            sheet = self._answer(vlm, saved, questions, runs, follows, places, progress)
         return self._sum_up(vlm, saved, sheet, questions, sentences)
 
     def plan(
@@ -139,6 +139,7 @@ class Session:
             )
         if ORACLE in wanted:
             questions.oracle((), ())  # a source without one raises now, not after its pictures are encoded
+        needs_of(wanted, saved)  # so does a learned method without weights
         planned = [one for name in wanted for one in measurements(name, self.budgets, self.drawn, vlm, saved)]
         too_small: dict[int | float, str] = {}
         if DOWNSCALE in wanted:
