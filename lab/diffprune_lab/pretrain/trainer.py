@@ -294,7 +294,9 @@ class Run(Loop):
 
 
 def set_up_device() -> None:
-    """Chooses fast kernels for the whole process."""
+    """Chooses fast kernels of a GPU for the whole process; on a CPU it would only round more coarsely."""
+    if not torch.cuda.is_available():
+        return
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every prefix length
 

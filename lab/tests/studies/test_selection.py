@@ -10,6 +10,7 @@ from diffprune_lab.studies import selection
 TINY = selection.SIZES["tiny"]
 
 
+@pytest.mark.slow
 def test_every_method_before_the_language_model_has_a_row_for_every_shape(tmp_path, capsys):
     out = tmp_path / "selection_time.json"
     selection.main(["--size", "tiny", "--out", str(out), "--commit", "abc"])

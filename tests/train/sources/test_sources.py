@@ -158,6 +158,7 @@ def test_a_stream_is_sampled_like_a_table(tmp_path: Path) -> None:
     assert sorted(sample.id for sample in samples) == sorted(choose_rows(COUNT, DataConfig(name="x", share=0.5)))
 
 
+@pytest.mark.slow
 def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_parquet(tmp_path / "parquet")
     load = datasets.load_dataset
