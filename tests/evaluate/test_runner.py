@@ -1,5 +1,6 @@
 """The runner: what `eval` measures is what `generate` deploys, with every kind of method, and scored by task."""
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -97,7 +98,8 @@ def test_answers_are_said_without_the_blanks_around_them(monkeypatch: pytest.Mon
 
 
 def test_the_distance_of_first_tokens_is_from_the_full_model_to_the_pruned_one() -> None:
-    vlm = pruned("llava")
+    model, processor = tiny.build("llava")
+    vlm = PrunedVLM(copy.deepcopy(model), processor, method="full")  # a copy: the tiny models are shared
     with torch.no_grad():
         vlm.base.lm_head.weight.mul_(30.0)  # sharp enough that the direction shows
     encoded = encode_questions(vlm, MEMORY.build(["letters"], count=3))

@@ -294,7 +294,7 @@ class Run(Loop):
 
 
 def set_up_device() -> None:
-    """Chooses fast kernels of a GPU for the whole process; on a CPU it would only round more coarsely."""
+    """Chooses fast kernels of a GPU for the whole process."""
     if not torch.cuda.is_available():
         return
     torch.set_float32_matmul_precision("high")
