@@ -39,8 +39,4 @@ def test_nothing_that_fits_or_misses_the_schema_breaks_the_server(tmp_path: Path
         assert answer.usage.completion_tokens == 3
         assert server.end() == 0 and not [line for line in server.lines if "Traceback" in line]
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait(60)
-        assert server.process.stderr is not None
-        server.process.stderr.close()
+        server.close()

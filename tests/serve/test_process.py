@@ -59,6 +59,14 @@ class Process:
         self._rest.join(10)
         return code
 
+    def close(self) -> None:
+        """Leave nothing behind, however the test went."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(60)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Process]:
@@ -67,11 +75,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
     try:
         yield made
     finally:
-        if made.process.poll() is None:
-            made.process.kill()
-            made.process.wait(60)
-        assert made.process.stderr is not None
-        made.process.stderr.close()
+        made.close()
 
 
 def test_what_runs_is_answered_when_the_process_is_told_to_end(process: Process) -> None:

@@ -152,8 +152,4 @@ def test_fifty_clients_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
         assert late <= 1.05 * early
         assert server.end() == 0, "".join(server.lines)
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait(60)
-        assert server.process.stderr is not None
-        server.process.stderr.close()
+        server.close()

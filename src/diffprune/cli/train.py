@@ -10,7 +10,7 @@ import typer
 from diffprune.cli import announce, hush_loader, print_json, require_writable
 from diffprune.methods.naming import check_names
 
-RUN_FILE = "run.yaml"  # of a run's folder, as `diffprune.train.checkpointing` writes it, which imports torch
+RUN_FILE = "run.yaml"  # of a run's folder, as `diffprune.config` has it, which is imported where it is used
 
 
 def command(
