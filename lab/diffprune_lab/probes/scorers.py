@@ -134,7 +134,7 @@ class ScorerBench:
         self.backbone, self.settings, self.device, self.say = backbone, settings, device, say
         self.base = PrunedVLM.from_pretrained(self.runs[0].folder)
         self.base.base.to(device)
-        self._captions: list[Captions] = []
+        self._captions: dict[tuple[int, int], list[Captions]] = {}  # the same for all runs
 
     @property
     def world(self) -> str:
@@ -142,6 +142,8 @@ class ScorerBench:
 
     def captions(self, count: int, size: int) -> list[Captions]:
         """The first held-out captions, `size` at a time."""
+        if (count, size) in self._captions:
+            return self._captions[count, size]
         config = self.runs[0].config
         feed = open_feed(replace(config.data, validation=count), config.seed)
         samples = [row for row in feed.validation() if hasattr(row, "answer")]
@@ -150,6 +152,7 @@ class ScorerBench:
             some = samples[start : start + size]
             batch, tokens = feed.encode(self.base, some)  # type: ignore[arg-type]
             found.append(Captions(batch, tokens, tuple(sample.id for sample in some)))
+        self._captions[count, size] = found
         return found
 
     def trained(self, run: Run) -> PrunedVLM:
