@@ -24,6 +24,8 @@ from diffprune.cli import (
 from diffprune.methods.naming import check_names
 
 SEEDS = "42,123,456,789,1000"
+VLMS = ("scenes-llava", "scarce-llava", "scenes-nano")
+SCORER_PROBES = ("coherence", "landscape", "alignment")  # they can be asked of these models' scorers too
 TRAIN_SHARE = 0.25  # of --minutes, for training the classifier
 
 
@@ -38,8 +40,9 @@ def command(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="deit-tiny (the default), deit-small or deit-base; for scaling scenes-qwen-s, -m or -l, "
-            "comma-separated; default: all three."
+            help="deit-tiny (the default), deit-small or deit-base; for coherence, landscape and alignment also "
+            "scenes-llava, scarce-llava or scenes-nano, with runs on it in --weights; for scaling scenes-qwen-s, -m or "
+            "-l, comma-separated; default: all three."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for <name>.json; what it holds already is not done again.")] = Path(
@@ -57,8 +60,8 @@ def command(
         str | None,
         typer.Option(
             help="Folder or hub id of a DeiT or ViT; without it one is trained first. For scaling the folder of the "
-            "trained models, for qualitative a saved pruner (default: scenes-llava-diffprune), for temperature "
-            "runs of `diffprune train` on scenes, comma-separated."
+            "trained models, for qualitative a saved pruner (default: scenes-llava-diffprune), for temperature and "
+            "for vision-language models runs of `diffprune train`, comma-separated."
         ),
     ] = None,
     save_weights: Annotated[str | None, typer.Option(help="Folder to keep the classifier trained here.")] = None,
@@ -96,6 +99,7 @@ def command(
       diffprune probe bias --out results --figures docs/img
       diffprune probe coherence --backbone deit-tiny --out out/probe --size tiny --device cpu
       diffprune probe all --backbone deit-base --data tiny-imagenet-40 --minutes 9 --out results
+      diffprune probe coherence --backbone scarce-llava --weights runs/a,runs/b --out results
       diffprune probe qualitative --out results --figures docs/img
       diffprune probe temperature --weights runs/scenes --out results --figures docs/img
       diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
@@ -133,9 +137,24 @@ def command(
             as_json=as_json,
         )
     backbone = backbone or "deit-tiny"
+    if backbone in VLMS and name in (*SCORER_PROBES, "all"):
+        return _scorers(
+            name,
+            backbone,
+            out,
+            weights=weights,
+            size=size,
+            device=device,
+            seeds=seeds,
+            fresh=fresh,
+            commit=commit,
+            wide=wide,
+            as_json=as_json,
+        )
     names = list(ON_BACKBONES) if name == "all" else [probe_module(name).NAME]
     if backbone not in WIDTHS:
-        raise ValueError(f"backbone {backbone!r} is none of the probes'; choose from {', '.join(WIDTHS)}")
+        known = [*WIDTHS, *(VLMS if name in SCORER_PROBES else ())]
+        raise ValueError(f"backbone {backbone!r} is none of {name}'s; choose from {', '.join(known)}")
     settings = choose_size(size, SIZES)
     drawn = tuple(parse_seeds(seeds or SEEDS))
     require_seeds(drawn)
@@ -224,6 +243,52 @@ def _model_probe(
     else:
         print_table(rows, list(rows[0]), wide=wide)
         print(f"{len(rows)} rows in {file}, drawn in {picture}")
+
+
+def _scorers(
+    name: str,
+    backbone: str,
+    out: Path,
+    *,
+    weights: str | None,
+    size: str,
+    device: str,
+    seeds: str,
+    fresh: bool,
+    commit: str | None,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    """`diffprune probe coherence`, `landscape` and `alignment` of trained scorers of a vision-language model."""
+    from diffprune.evaluate.pruners import parse_seeds
+    from diffprune_lab.probes import scorers
+
+    names = list(SCORER_PROBES) if name == "all" else [name]
+    settings = choose_size(size, scorers.SIZES)
+    require_writable(out)
+    hush_loader()
+    bench = scorers.ScorerBench(
+        [Path(folder) for folder in (weights or "").split(",") if folder],
+        backbone,
+        settings,
+        device=choose_device(device),
+        seeds=parse_seeds(seeds) if seeds else (),
+        say=lambda text: None if as_json else print(text, file=sys.stderr),
+    )
+    if fresh:
+        for probe in names:
+            scorers.open_store(probe, bench, out).path.unlink(missing_ok=True)
+    found = scorers.run_probes(names, bench, out, commit=commit)
+    if as_json:
+        rows = {probe: rows for probe, (_, rows) in found.items()}
+        print_json(rows if name == "all" else rows[name])
+        return
+    for file, rows in found.values():
+        hidden = ("by_seed", "digest")
+        print_table(
+            rows, [key for key in dict.fromkeys(k for row in rows for k in row) if key not in hidden], wide=wide
+        )
+        print(f"{len(rows)} rows in {file}")
 
 
 def _scaling(

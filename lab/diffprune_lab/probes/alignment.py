@@ -55,12 +55,12 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
         yield Cell({"backbone": bench.backbone, "keep": keep}, seed, values)
 
 
-def summarise(rows: Sequence[Row]) -> list[Row]:
+def summarise(rows: Sequence[Row], names: Sequence[str] = ("top1", "top5")) -> list[Row]:
     """Rows with means over seeds and the interval of each gap."""
     done: list[Row] = []
-    for row in sorted(rows, key=lambda row: (ORDER.index(row["backbone"]), -row["keep"])):
+    for row in sorted(rows, key=lambda row: (ORDER.index(row["backbone"]), row.get("method", ""), -row["keep"])):
         summary: Row = {"n_seeds": len(row[SEEDS]), "weight": mean_and_spread(collect(row, "weight"))[0]}
-        for name in ("top1", "top5"):
+        for name in names:
             for path in ("throttled", "hard"):
                 mean, spread = mean_and_spread(collect(row, f"{path}_{name}"))
                 summary |= {f"{path}_{name}": mean, f"{path}_{name}_std": spread}

@@ -30,7 +30,7 @@ COLOURS = {
     "supervised": "#b7950b",
     "box": "#8e7cc3",
 }
-ORDER = ("deit-tiny", "deit-small", "deit-base")
+ORDER = ("deit-tiny", "deit-small", "deit-base", "scenes-nano", "scenes-llava", "scarce-llava")
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,

@@ -125,11 +125,13 @@ def stepwise_variation(line: Float[Tensor, " points"]) -> float:
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """Rows with mean and deviation over seeds; DiffPrune's with the ratio to Gumbel-STE's on the same seeds."""
     done: list[Row] = []
-    surrogate = {row["backbone"]: row for row in rows if row["method"] == "gumbel_ste"}
-    for row in sorted(rows, key=lambda row: (ORDER.index(row["backbone"]), row["method"], -row["tau"])):
+    surrogate = {(row["backbone"], row.get("moment")): row for row in rows if row["method"] == "gumbel_ste"}
+    for row in sorted(
+        rows, key=lambda row: (ORDER.index(row["backbone"]), row["method"], row.get("moment", 0), -row["tau"])
+    ):
         mean, spread = mean_and_spread(collect(row, "variation"))
         summary: Row = {"n_seeds": len(row[SEEDS]), "variation": mean, "variation_std": spread}
-        other = surrogate.get(row["backbone"])
+        other = surrogate.get((row["backbone"], row.get("moment")))
         if row["method"] != "gumbel_ste" and other is not None:
             shared = [seed for seed in row[SEEDS] if seed in other[SEEDS] and row[SEEDS][seed]["variation"] > 0]
             ratios = [other[SEEDS][seed]["variation"] / row[SEEDS][seed]["variation"] for seed in shared]
