@@ -18,8 +18,8 @@
 # Settings: STEPS, BATCH, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION;
 # SCORERS (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW
 # (other learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled
-# answers), EXTRA (overrides of every training), FROM (scorers.tgz of an earlier OUT, where WORK has no scorers: our own);
-# MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
+# answers, else of FEW_SEEDS), EXTRA (overrides of every training), FROM (scorers.tgz of an earlier OUT, where WORK has no
+# scorers: our own); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
@@ -41,18 +41,18 @@ if [ "${SIZE:-full}" = tiny ]; then
     world=scenes config=lab/configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
     : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${FEW_SEEDS:=42}" "${QUESTIONS:=4}"
     : "${MANY=visionselector}" "${FEW=oc_vtp}"
-    : "${KEEP:=32,16,8}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
+    : "${PRECISION:=float32}" "${KEEP:=32,16,8}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
     world=${WORLD:-scenes} config=lab/configs/${WORLD:-scenes}_llava/diffprune_any.yaml
     model=$world-llava device=${DEVICE:-}
     : "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456 789 1011}" "${FEW_SEEDS:=42 123 456}"
-    : "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP:=256,192,96,48,24}"
+    : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP:=256,192,96,48,24}"
     : "${MANY=visionselector oc_vtp glimpse_prune}" "${FEW=dynamic_llava atp_llava dynamicvit p_mod gumbel_ste-masked}"
-    : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
+    : "${JOBS:=16}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
-: "${PRECISION:=float32}" "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
+: "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
 : "${ABLATIONS=diffprune-scale diffprune-global diffprune-scale-paper diffprune-global-paper}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
 [ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
@@ -86,11 +86,11 @@ train() { # name, seed, overrides
     # shellcheck disable=SC2046  # overrides are words
     set -- $(own "$name") "$@"
     [ ! -f "$work/train/$name-$seed/model.safetensors" ] || return 0
-    rm -rf "$work/train/$name-$seed" # what was cut off in the middle
-    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --config "$config" \
+    # What was cut off in the middle goes on from its last step.
+    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --resume --config "$config" \
         --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
-        "optim.precision=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 saving.tensorboard=false \
-        "$@" ${EXTRA:-}
+        "optim.precision=$PRECISION" "backbone.dtype=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 \
+        saving.tensorboard=false "$@" ${EXTRA:-}
 }
 
 trainings() { # those that are not there yet
@@ -158,17 +158,17 @@ PYTHON
 asked() { echo --tasks "$world" --questions "$QUESTIONS" --keep "$KEEP"; }
 
 evaluations() {
-    local name found=() learned=() place keep seed
+    local name found=() learned=() place keep seed throttled
     # The longest first.
     [ -n "$named" ] || evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
         --methods diffprune-diverse,random --seeds 0
     for seed in $SEEDS; do
         # Throttled answers take the whole prefix; what shares a seed shares a run of the full model.
         # shellcheck disable=SC2046
-        evaluate "diffprune@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune)" --methods diffprune-diverse \
-            ${THROTTLED:+--throttled}
+        case " $FEW_SEEDS " in *" $seed "*) throttled=${THROTTLED:+--throttled} ;; *) throttled= ;; esac
+        evaluate "diffprune@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune)" --methods diffprune-diverse $throttled
         # shellcheck disable=SC2046
-        evaluate "paper@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)" ${THROTTLED:+--throttled}
+        evaluate "paper@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)" $throttled
         # shellcheck disable=SC2046
         evaluate "gumbel@$seed" $(asked) --pruner "$(SEEDS=$seed trained gumbel_ste)"
     done
@@ -243,7 +243,7 @@ join() { # name, options; files of evaluations that are not there are passed ove
     shift
     [ ${#files[@]} -gt 0 ] || return 0
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
-        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }${WORLD_SEED:+WORLD_SEED=$WORLD_SEED }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" \
+        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }${WORLD_SEED:+WORLD_SEED=$WORLD_SEED }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions in $PRECISION for every scorer" \
         --tuned 'diffprune*=recipe and settings chosen on the validation split (docs/log.md)' \
         --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
