@@ -58,7 +58,7 @@ def test_another_run_s_answers_are_refused_and_stay(folder: Path, tmp_path: Path
     out = tmp_path / "a.jsonl"
     other = json.dumps({"image": "0.png", "answer": "x", **RUN, "keep": "64"}) + "\n"
     for content, sentence in (
-        (other, "answers of another run .keep is '64' there and '5' here"),
+        (other, "answers with other keep .64; now 5.; choose another file"),
         ("[1]\n", "line 1 of"),
     ):
         out.write_text(content + '{"image": "cut')
@@ -80,7 +80,7 @@ def test_another_run_s_answers_are_refused_and_stay(folder: Path, tmp_path: Path
         (["PHOTOS", "--question", "what?"], "give --out answers.jsonl"),
         (["PHOTOS", "--question", "what?", "--out", "a.jsonl", "--image", "a.png"], "ask about one or the other"),
         (["PHOTOS", "--question", "what?", "--out", "a.jsonl", "--fast"], "leave it out for a folder"),
-        (["PHOTOS", "--question", "what?", "--out", "OTHER"], "answers of another run"),
+        (["PHOTOS", "--question", "what?", "--out", "OTHER"], "holds answers with other question"),
         (["EMPTY", "--question", "what?", "--out", "a.jsonl"], "holds no picture"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from diffprune.atomic import require_plain
 from diffprune.backbones.processors import open_image
-from diffprune.json_files import add_lines, keep_lines, read_lines, short
+from diffprune.json_files import add_lines, keep_lines, read_lines, require_same
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 
@@ -91,21 +91,16 @@ def read_answers(out: Path, run: dict[str, Any]) -> set[str]:
     if not out.exists():
         add_lines(out, [])  # now, where it cannot be written, and not after the first batch
         return set()
+    way_out = "choose another file for --out"
     try:
         rows, size = read_lines(out)
     except ValueError as error:
-        raise ValueError(f"{error}, so no answer of `ask`; choose another file for --out") from error
+        raise ValueError(f"{error}, so no answer of `ask`; {way_out}") from error
     known = set()
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or not isinstance(row.get("image"), str):
-            raise ValueError(f"line {number} of {out} is no answer of `ask`; choose another file for --out")
-        other = next((key for key in run if row.get(key) != run[key]), None)
-        if other is not None:
-            there, here = short(row.get(other)), short(run[other])
-            raise ValueError(
-                f"{out} holds answers of another run ({other} is {there} there and {here} here); choose another file "
-                "for --out"
-            )
+            raise ValueError(f"line {number} of {out} is no answer of `ask`; {way_out}")
+        require_same(out, {key: row.get(key) for key in run}, run, way_out=way_out)
         known.add(row["image"])
     keep_lines(out, size)
     return known

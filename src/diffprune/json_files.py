@@ -7,23 +7,31 @@ import json
 import os
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 
-def parse_json(content: str | bytes) -> Any:
-    """The value of a JSON text in UTF-8."""
+def parse_json(content: str | bytes, *, constants: bool = True) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Args:
+        constants: Take NaN and Infinity too, which Python writes and which are not part of JSON.
+    """
     text = content.decode("utf-8") if isinstance(content, bytes) else content
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=None if constants else _no_constant)
         if "\\u" in text:  # an escape can be half of a surrogate pair, which cannot be written or tokenized
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ValueError("it holds half a surrogate pair, which is no character") from None
+        raise ValueError("it holds half a surrogate pair, which is no text") from None
     return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not part of JSON")
 
 
 def read_json(path: Path) -> Any:
@@ -64,6 +72,19 @@ def add_lines(path: Path, values: Iterable[Any]) -> None:
         file.write("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values).encode("utf-8"))
         file.flush()
         os.fsync(file.fileno())
+
+
+def require_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], *, way_out: str) -> None:
+    """A `ValueError` that names the first thing that differs where the answers in a file follow from something else.
+
+    Args:
+        theirs, ours: What the answers in the file follow from, and what new ones would.
+        way_out: What to do then, the end of the sentence.
+    """
+    for key in dict.fromkeys([*ours, *theirs]):
+        there, here = theirs.get(key, "not known"), ours.get(key, "not known")
+        if there != here:
+            raise ValueError(f"{path} holds answers with other {key} ({there!s:.80}; now {here!s:.80}); {way_out}")
 
 
 # Types ---------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from diffprune.backbones.pictures import MADE_LATER
 from diffprune.backbones.prompts import Batch
 from diffprune.config import DataConfig
 from diffprune.model import PrunedVLM
-from diffprune.rng import Rng, hash_key
-from diffprune.train.feed import Broken, Feed, Sample
+from diffprune.rng import hash_key
+from diffprune.train.feed import Sample
 from diffprune.types import VisualTokens
 from diffprune_lab.scarce.draw import pack, render
 from diffprune_lab.scarce.language import caption
@@ -18,15 +18,18 @@ from diffprune_lab.scarce.source import encode_scenes
 from diffprune_lab.scarce.tokens import read_tokens
 from diffprune_lab.scarce.world import make_scene
 from diffprune_lab.scenes.captions import INSTRUCTION, captioned
+from diffprune_lab.scenes.data import CaptionFeed
 
 PRETRAINING = 1 << 38  # scenes of the model's own training have smaller numbers
 
 
-class ScarceFeed(Feed):
-    """Captions of scenes drawn where the model runs, never the same one twice; another seed is another run of them.
+class ScarceFeed(CaptionFeed):
+    """Captions of scenes of the second world, drawn where the model runs.
 
     The caption speaks of every thing and of the sign, not of litter and ground.
     """
+
+    make_scene, caption = staticmethod(make_scene), staticmethod(caption)
 
     def __init__(self, config: DataConfig, seed: int) -> None:
         if config.prompt != INSTRUCTION:
@@ -35,23 +38,7 @@ class ScarceFeed(Feed):
             )
         if config.sizes not in (None, "", "fixed"):
             raise ValueError(f"data.sizes is {config.sizes!r}: pictures of this world have one size; leave it out")
-        self.config = config
-        self.first = PRETRAINING + (hash_key(seed, "scarce") >> 27)  # runs of different seeds lie far apart
-
-    @property
-    def per_epoch(self) -> None:
-        return None
-
-    def validation(self) -> list[Sample | Broken]:
-        return [self._sample("validation", number) for number in range(self.config.validation)]
-
-    def read(self, positions: range, wanted: Sequence[int]) -> dict[int, Sample | Broken]:
-        return {position: self._sample("train", self.first + position) for position in wanted}
-
-    def _sample(self, split: str, number: int) -> Sample:
-        scene = make_scene(split, number, seed=self.config.seed)
-        text = caption(scene, Rng(self.config.seed, "captions", split, number))
-        return Sample(id=number, picture=scene, question=self.config.prompt, answer=text)
+        super().__init__(config, PRETRAINING + (hash_key(seed, "scarce") >> 27))
 
     def prepare(self, vlm: PrunedVLM, samples: Sequence[Sample]) -> Batch | None:
         return None

@@ -1,6 +1,7 @@
 """Captions of scenes as training data: `data.name: scenes`, joined by the entry-point group `diffprune.data`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -18,16 +19,18 @@ from diffprune_lab.scenes.pixels import takes_pixels
 from diffprune_lab.scenes.world import Scene, make_scene
 
 
-class SceneFeed(Feed):
-    """Captions of scenes that are drawn on the fly, never the same one twice; another seed is another run of them.
+class CaptionFeed(Feed):
+    """Captions of scenes that are drawn on the fly, never the same one twice.
 
-    Pictures are drawn where the model runs, where its processor would leave their size alone; else they are pictures
-    like any other.
+    Args:
+        first: Number of the run's first scene; runs of different seeds lie far apart.
     """
 
-    def __init__(self, config: DataConfig, seed: int) -> None:
-        self.config = config
-        self.first = hash_key(seed, "scenes") >> 24  # runs of different seeds lie far apart
+    make_scene: Callable[..., Any]  # of a world: by split and number
+    caption: Callable[..., str]  # of a scene, in words that are drawn
+
+    def __init__(self, config: DataConfig, first: int) -> None:
+        self.config, self.first = config, first
 
     @property
     def per_epoch(self) -> None:
@@ -40,9 +43,22 @@ class SceneFeed(Feed):
         return {position: self._sample("train", self.first + position) for position in wanted}
 
     def _sample(self, split: str, number: int) -> Sample:
-        scene = make_scene(split, number, seed=self.config.seed)
-        text = caption(scene, Rng(self.config.seed, "captions", split, number))
+        scene = self.make_scene(split, number, seed=self.config.seed)
+        text = self.caption(scene, Rng(self.config.seed, "captions", split, number))
         return Sample(id=number, picture=scene, question=self.config.prompt, answer=text)
+
+
+class SceneFeed(CaptionFeed):
+    """Captions of scenes of the first world.
+
+    Pictures are drawn where the model runs, where its processor would leave their size alone; else they are pictures
+    like any other.
+    """
+
+    make_scene, caption = staticmethod(make_scene), staticmethod(caption)
+
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        super().__init__(config, hash_key(seed, "scenes") >> 24)
 
     def sizes(self, vlm: PrunedVLM) -> str:
         """How pictures are sized: as the config says; default: the model's own way."""

@@ -10,25 +10,21 @@ the original ones over them. Answers are written down as they come, one file for
 file; started again, it goes on.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from diffprune.evaluate.answers import Answers
 from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.session import Asked, Outcome, Session
 from diffprune.fitting import POSITIONS
-from diffprune.results import write_results
+from diffprune_lab.studies import by_model
 
 PACKED = " packed"  # behind a method's name while rows are made
 ORIGIN = ("recipe", "choice")  # of a trained method's rows
 
 
-def measure(name: str, asked: Asked) -> tuple[list[dict[str, Any]], list[str]]:
+def measure(name: str, asked: Asked) -> by_model.Measured:
     """Rows of one model by both rules, with its name, and what must be said of it."""
     outcomes: dict[str, Outcome] = {}
     for rule in POSITIONS:
@@ -70,46 +66,7 @@ def joined_rows(outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--model", action="append", required=True, help="NAME=FOLDER; may be repeated")
-    add("--pruner", action="append", default=[], help="NAME=FOLDERS, as `diffprune eval --pruner` takes them")
-    add("--methods", default="random,divprune", help="comma-separated; saved pruners come along anyway")
-    add("--keep", default="128,64,32")
-    add("--seeds", default="0,1,2")
-    add("--questions", type=int, default=200, help="scored questions of each task")
-    add("--batch-size", type=int, default=64)
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--out", type=Path, required=True, help="results file to write")
-    add("--commit", help="commit to record where there is no git checkout")
-    given = parser.parse_args(arguments)
-    pruners = dict(one.split("=", 1) for one in given.pruner)
-    rows: list[dict[str, Any]] = []
-    notes = [f"{given.questions} scored questions a task; the scenes tasks are stand-ins"]
-    for name, folder in (one.split("=", 1) for one in given.model):
-        asked = Asked(
-            model=folder,
-            pruner=pruners.get(name, "none"),
-            methods=given.methods,
-            keep=given.keep,
-            seeds=given.seeds,
-            questions=given.questions,
-            batch_size=given.batch_size,
-            device=given.device,
-            out=given.out.parent / f"{given.out.stem}-{name}.json",
-            commit=given.commit,
-        )
-        own, said = measure(name, asked)
-        rows, notes = rows + own, notes + said
-        write_results(
-            given.out,
-            name=given.out.stem,
-            rows=rows,
-            commit=given.commit,
-            seeds=sorted({row["seed"] for row in rows if "seed" in row}),
-            notes="; ".join(notes),
-        )
-        print(f"{name}: {len(own)} rows", *said, sep="\n  ", flush=True)
+    by_model.run(__doc__, measure, arguments, methods="random,divprune", keep="128,64,32")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.evaluate.answers import answers_file
-from diffprune.json_files import add_lines, keep_lines, read_lines, require_kind
+from diffprune.json_files import add_lines, keep_lines, read_lines, require_kind, require_same
 
 SUFFIX = ".answers.jsonl"
+WAY_OUT = "give another --out, or --fresh to answer anew"  # where the answers in the way are of another run
 Reply = dict[str, Any]  # `said`, and whatever else was measured of each prompt of a batch, a list each
 
 
@@ -42,7 +43,7 @@ class Journal:
         with _reading(path):
             lines, size = read_lines(path)
             made_by = _made_by(lines[0]) if lines else self.made_by
-        require_same(path, made_by, self.made_by)
+        require_same(path, made_by, self.made_by, way_out=WAY_OUT)
         with _reading(path):
             for number, line in enumerate(lines[1:], start=2):
                 self._take(*self._checked(line, f"line {number}"))
@@ -108,16 +109,6 @@ def _made_by(line: Any) -> dict[str, str]:
     require_kind(line, dict[str, Any], "line 1")
     require_kind(line.get("made_by"), dict[str, str], "line 1: made_by")
     return line["made_by"]
-
-
-def require_same(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """A `ValueError` that names what differs where answers were made otherwise."""
-    for key in dict.fromkeys([*ours, *theirs]):
-        if theirs.get(key) != ours.get(key):
-            raise ValueError(
-                f"{path} holds answers with other {key} ({theirs.get(key, 'not known')}; now "
-                f"{ours.get(key, 'not known')}); give another --out, or --fresh to answer anew"
-            )
 
 
 def start_anew(results: Path) -> None:

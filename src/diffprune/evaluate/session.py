@@ -12,7 +12,7 @@ from diffprune.evaluate.downscale import DOWNSCALE, unreached
 from diffprune.evaluate.encoded import Progress, all_asked
 from diffprune.evaluate.files import read_questions
 from diffprune.evaluate.hard import hard_rows
-from diffprune.evaluate.journal import Journal, journal_file, require_same, start_anew
+from diffprune.evaluate.journal import WAY_OUT, Journal, journal_file, start_anew
 from diffprune.evaluate.made_by import made_by
 from diffprune.evaluate.pruners import (
     ORACLE,
@@ -30,6 +30,7 @@ from diffprune.evaluate.runner import HELD, Measurement, evaluate_questions
 from diffprune.evaluate.scoring import make_sheet
 from diffprune.evaluate.shards import SHARD, parse_shard, part_of, shard_places
 from diffprune.evaluate.sources import Questions, build_tasks
+from diffprune.json_files import require_same
 from diffprune.methods.naming import split_methods
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results
@@ -244,5 +245,5 @@ def finished(out: Path | None, follows: dict[str, str]) -> Sheet | None:
     if out is None or not answers_file(out).exists():
         return None
     sheet = read_sheet(answers_file(out))
-    require_same(answers_file(out), sheet.made_by, follows)
+    require_same(answers_file(out), sheet.made_by, follows, way_out=WAY_OUT)
     return sheet

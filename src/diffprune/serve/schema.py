@@ -3,11 +3,11 @@
 A field is either obeyed or refused by name; values that ask for nothing (`n` of 1, no penalties) are taken.
 """
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
+from diffprune import json_files
 from diffprune.serve.errors import ApiError
 
 # Fields that are taken with these values alone, beside null: they then ask for what is done anyway.
@@ -123,23 +123,12 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if not body.strip():
         raise ApiError(400, "the body is empty; send a JSON object")
     try:
-        text = body.decode("utf-8")
-        found = json.loads(text, parse_constant=_no_constant)
-        if "\\ud" in text.lower():  # a pair cut in half is valid JSON, and no text
-            json.dumps(found, ensure_ascii=False).encode("utf-8")
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply to be a request") from None
-    except UnicodeError:
-        raise ApiError(400, "the body holds what is no text in UTF-8; send JSON in UTF-8") from None
+        found = json_files.parse_json(body, constants=False)
     except ValueError as error:
-        raise ApiError(400, f"the body is no JSON ({str(error)[:200]}); send a JSON object") from None
+        raise ApiError(400, f"the body is no JSON in UTF-8 ({str(error)[:200]}); send a JSON object") from None
     if not isinstance(found, dict):
         raise ApiError(400, f"the body is a JSON {type(found).__name__}; send an object")
     return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not part of JSON")
 
 
 def parse_chat(found: dict[str, Any]) -> ChatRequest:

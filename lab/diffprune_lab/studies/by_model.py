@@ -1,0 +1,57 @@
+"""What studies over several models share: their command line, and rows of each model joined in one results file."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffprune.evaluate.session import Asked
+from diffprune.results import write_results
+
+Measured = tuple[list[dict[str, Any]], list[str]]  # rows of a model, and what must be said of it
+
+
+def run(
+    description: str | None,
+    measure: Callable[[str, Asked], Measured],
+    arguments: Sequence[str] | None = None,
+    *,
+    methods: str,
+    keep: str,
+) -> None:
+    """Measure each model of the command line, and write the rows of all so far after each.
+
+    Answers are written down as they come, beside the results file; started again, it goes on.
+
+    Args:
+        description: Of the command line.
+        measure: Gives the rows of a model by its name and how it is asked.
+        methods, keep: Defaults of the command line.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", action="append", required=True, help="NAME=FOLDER; may be repeated")
+    add("--pruner", action="append", default=[], help="NAME=FOLDERS, as `diffprune eval --pruner` takes them")
+    add("--methods", default=methods, help="comma-separated; saved pruners come along anyway")
+    add("--keep", default=keep)
+    add("--seeds", default="0,1,2")
+    add("--questions", type=int, default=200, help="scored questions of each task")
+    add("--batch-size", type=int, default=64)
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--out", type=Path, required=True, help="results file to write")
+    add("--commit", help="commit to record where there is no git checkout")
+    given = vars(parser.parse_args(arguments))
+    models, out = given.pop("model"), given.pop("out")
+    pruners = dict(one.split("=", 1) for one in given.pop("pruner"))
+    rows: list[dict[str, Any]] = []
+    notes = [f"{given['questions']} scored questions a task; the scenes tasks are stand-ins"]
+    for name, folder in (one.split("=", 1) for one in models):
+        own_out = out.parent / f"{out.stem}-{name}.json"
+        asked = Asked(model=folder, pruner=pruners.get(name, "none"), out=own_out, **given)
+        own, said = measure(name, asked)
+        rows, notes = rows + own, notes + said
+        seeds = sorted({row["seed"] for row in rows if "seed" in row})
+        write_results(out, name=out.stem, rows=rows, commit=given["commit"], seeds=seeds, notes="; ".join(notes))
+        print(f"{name}: {len(own)} rows", *said, sep="\n  ", flush=True)
