@@ -189,19 +189,6 @@ def run_own(
         return
     from diffprune.serve.run import listen, serve
 
-    made = listen(host, port)  # before minutes are spent on loading
-    announce_loading(source)
-    from diffprune.api import load_vlm
-
-    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
-    announce(describe_model(name, vlm.base, method=vlm.method.name, keep=vlm.budget.keep))
-    if fast:
-        try:
-            sizes = sorted({1, settings.batch})
-            vlm.compile(batch_sizes=sizes, max_new_tokens=settings.max_new_tokens)
-        except ValueError as reason:
-            announce(f"{reason}. Requests run as without --fast.")
-
     def ready(address: str) -> None:
         announce(f"{name} is served at {address}/v1, the page at {address}/ (Ctrl+C ends it)")
         if opens:
@@ -209,4 +196,16 @@ def run_own(
 
             webbrowser.open(address)
 
-    serve(vlm, settings, name=name, made=made, on_ready=ready)
+    with listen(host, port) as made:  # before minutes are spent on loading
+        announce_loading(source)
+        from diffprune.api import load_vlm
+
+        vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
+        announce(describe_model(name, vlm.base, method=vlm.method.name, keep=vlm.budget.keep))
+        if fast:
+            try:
+                sizes = sorted({1, settings.batch})
+                vlm.compile(batch_sizes=sizes, max_new_tokens=settings.max_new_tokens)
+            except ValueError as reason:
+                announce(f"{reason}. Requests run as without --fast.")
+        serve(vlm, settings, name=name, made=made, on_ready=ready)
