@@ -22,7 +22,7 @@ CORE = {
 
 # What each part, or one module of it, may import of its own package besides its own part; the lowest come first.
 _BASE = {"budget", "types", "rng", "atomic", "extras", "doors", "registry", "results", "schedules", "terminal"}
-_BASE |= {"json_files"}
+_BASE |= {"json_files", "versions"}
 _METHOD = _BASE | {"ops", "nn", "inside", "methods", "backbones"}
 _MODEL = _METHOD | {
     "tiles",
@@ -50,6 +50,7 @@ LIBRARY: dict[str, set[str]] = {
     "atomic": set(),
     "json_files": set(),
     "extras": set(),
+    "versions": set(),
     "doors": set(),
     "schedules": set(),
     "registry": {"doors"},

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +24,7 @@ import torch
 from PIL import Image
 
 import diffprune as dp
-from diffprune.integrations.vllm_command import command, engine_arguments
+from diffprune.integrations.vllm_command import engine_arguments
 from diffprune.loading import load_base
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
@@ -272,14 +273,15 @@ def test_a_pruner_of_another_base_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """vLLM's own server by the command line that we print, up."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+    """`diffprune serve` by vLLM, up: its process, its address and what it has written."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    more = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
+    line = [sys.executable, "-m", "diffprune", "serve", "--engine", "vllm", "--pruner", PRUNER, "--keep", "32"]
+    line += ["--port", str(port), "--name", "scenes"]
+    line += ["--engine-args", "--dtype float32 --enforce-eager --max-model-len 1024"]
     log = tmp_path_factory.mktemp("server") / "log"
-    line = command(PRUNER, keep=32, port=port, name="scenes", more=more)
     with log.open("w") as file:
         process = subprocess.Popen(line, env=os.environ | engine.ENVIRONMENT, stdout=file, stderr=file)
     address = f"http://127.0.0.1:{port}"
@@ -293,10 +295,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 time.sleep(1)
         else:
             raise AssertionError(log.read_text()[-3000:])
-        yield address
+        yield process, address, log
     finally:
-        process.terminate()
-        process.wait(60)
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.fixture
+def server(served: tuple[Any, str, Path]) -> str:
+    """The engine's address."""
+    return served[1]
 
 
 def chat(address: str, text: str, picture: Path, **more: Any) -> tuple[int, dict[str, Any]]:
@@ -344,3 +353,21 @@ def test_a_budget_for_one_request_over_http(server: str, scenes: list[tuple[str,
         status, body = chat(server, text, picture, mm_processor_kwargs={"keep": keep})
         assert status == 400 and f"keep={keep!r}" in json.dumps(body), (status, body)
     assert chat(server, text, picture)[0] == 200
+
+
+def test_the_engine_ends_in_order_when_the_command_is_told_to(served: tuple[Any, str, Path]) -> None:
+    process, address, log = served  # the last test: it is gone afterwards
+    process.terminate()
+    assert process.wait(120) == 0, log.read_text()[-3000:]
+    assert "--served-model-name scenes" in log.read_text(), "the engine's own command line is printed"
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{address}/health", timeout=5)
+
+
+def test_serve_refuses_a_pruner_of_another_base_before_the_engine_starts(tmp_path: Path) -> None:
+    vlm, _ = tiny_vlm(tmp_path, "llava", "diffprune")
+    vlm.base.model.multi_modal_projector.linear_1.weight.data.mul_(2.0)
+    vlm.base.save_pretrained(tmp_path / "llava")  # another model in the place of the pruner's base
+    line = [sys.executable, "-m", "diffprune", "serve", "--engine", "vllm", "--pruner", str(tmp_path / "pruner")]
+    done = subprocess.run(line, env=os.environ | engine.ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "their vision weights differ" in done.stderr, done.stderr[-3000:]

@@ -8,6 +8,7 @@ import typer
 
 from diffprune.cli.serve import DeviceOption, HostOption, KeepOption, MethodOption, ModelOption, PrunerOption, run_own
 from diffprune.methods.naming import check_names
+from diffprune.versions import check_transformers
 
 
 def command(
@@ -28,6 +29,7 @@ def command(
       diffprune app --model llava-hf/llava-1.5-7b-hf --method divprune --keep 64 --no-open
     """
     check_names(method or "")
+    check_transformers()
     run_own(
         pruner,
         model=model,

@@ -11,18 +11,17 @@ import typer
 from diffprune.cli import print_json, print_table
 from diffprune.extras import EXTRAS, OPTIONAL, install_line, is_installed, missing_modules
 from diffprune.results import device_name, library_versions
-
-_NEEDED = {"torch": (2, 8), "transformers": (5, 17)}  # as pyproject.toml has it
+from diffprune.versions import NEEDED, is_too_old
 
 
 def _find_problems(versions: dict[str, str]) -> list[str]:
     """A sentence for every library that is missing or too old."""
     problems = []
-    for package, needed in _NEEDED.items():
+    for package, needed in NEEDED.items():
         wanted = ".".join(map(str, needed))
         if package not in versions:
             problems.append(f"{package} is not installed: run pip install '{package}>={wanted}'")
-        elif tuple(int(part) for part in versions[package].split(".")[:2]) < needed:
+        elif is_too_old(package, versions[package]):
             problems.append(f"{package} {versions[package]} is too old: run pip install '{package}>={wanted}'")
     return problems
 

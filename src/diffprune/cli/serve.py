@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 import sys
@@ -13,6 +14,7 @@ import typer
 from diffprune.cli import OPTIONS_HELP, announce, announce_loading, choose_device, describe_model
 from diffprune.extras import is_installed, require
 from diffprune.methods.naming import check_names
+from diffprune.versions import check_transformers
 
 ENGINES = ("auto", "own", "vllm")
 PrunerOption = Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")]
@@ -45,6 +47,9 @@ def command(
     engine: Annotated[
         str, typer.Option(help="auto (vLLM where it is installed, else our own server), own or vllm.")
     ] = "auto",
+    engine_args: Annotated[
+        str, typer.Option(help="Further arguments of vLLM in one text, as they are: '--max-model-len 4096'.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     batch: Annotated[int, typer.Option(help="Requests answered together at most.")] = 8,
     queue: Annotated[int, typer.Option(help="Requests that may wait; one more is answered 429.")] = 64,
@@ -74,16 +79,32 @@ def command(
     Examples:
       diffprune serve --pruner runs/llava-k64 --port 8000
       diffprune serve --model llava-hf/llava-1.5-7b-hf --method divprune --keep 64
+      diffprune serve --pruner runs/llava-k64 --engine vllm --engine-args "--max-model-len 4096"
       diffprune serve --pruner runs/llava-k64 --engine vllm --dry-run
       DIFFPRUNE_TOKEN=secret diffprune serve --pruner runs/llava-k64 --host 0.0.0.0
     """
     if engine not in ENGINES:
         raise ValueError(f"--engine {engine!r} is unknown; choose {', '.join(ENGINES)}")
     check_names(method or "")
+    check_transformers()
+    own_only = {
+        "batch": batch,
+        "queue": queue,
+        "max_new_tokens": max_new_tokens,
+        "max_body": max_body,
+        "max_pixels": max_pixels,
+        "max_pictures": max_pictures,
+        "timeout": timeout,
+    }
     if engine == "vllm" or (engine == "auto" and is_installed("vllm")):
+        given = {**own_only, "fast": fast, "device": device, "allow_host": allow_host}
+        _refuse_own_options(given)
         served = {"model": model or ("scenes-llava" if pruner == "none" else None), "method": method}
-        _start_engine(pruner, served, keep, host=host, port=port, name=name, token=token, dry_run=dry_run)
+        more = shlex.split(engine_args)
+        _start_engine(pruner, served, keep, host=host, port=port, name=name, token=token, dry_run=dry_run, more=more)
         return
+    if engine_args:
+        raise ValueError(f"--engine-args {engine_args!r} is for vLLM, and our own server is started; leave it out")
     run_own(
         pruner,
         model=model,
@@ -95,22 +116,29 @@ def command(
         device=device,
         fast=fast,
         dry_run=dry_run,
-        batch=batch,
-        queue=queue,
-        max_new_tokens=max_new_tokens,
-        max_body=max_body,
-        max_pixels=max_pixels,
-        max_pictures=max_pictures,
-        timeout=timeout,
         token=token,
         hosts=tuple(allow_host or ()),
+        **own_only,
     )
+
+
+def _refuse_own_options(given: dict[str, Any]) -> None:
+    """An error where an option of our own server is given, which an engine would be started without."""
+    usual = inspect.signature(command).parameters
+    if odd := [f"--{name.replace('_', '-')}" for name, value in given.items() if value != usual[name].default]:
+        raise ValueError(
+            f"{', '.join(odd)} of our own server {'is' if len(odd) == 1 else 'are'} unknown to vLLM; leave it out and "
+            "give vLLM's own by --engine-args, or say --engine own"
+        )
 
 
 def _start_engine(
     pruner: str, served: dict[str, Any], keep: str | None, *, token: str | None, dry_run: bool, **options: Any
 ) -> None:
-    """Print vLLM's command line, and unless that is all, become that process; the token goes by the environment."""
+    """Print vLLM's command line, and unless that is all, become that process, so that signals and its end are its own.
+
+    The token goes by the environment, where other users of the machine do not see it.
+    """
     if not dry_run and not is_installed("vllm"):
         raise ValueError("vLLM is not installed; install it (pip install vllm), or leave --engine vllm out")
     from diffprune.budget import Budget
@@ -121,7 +149,7 @@ def _start_engine(
         require_engine()  # of a version that is known to work
     budget = None if keep is None else Budget.parse(keep).keep
     options["name"] = options["name"] or None
-    line = vllm_command(pruner, keep=budget, **served, **options)
+    line = vllm_command(pruner, keep=budget, check_base=not dry_run, **served, **options)
     print(shlex.join(line), flush=True)
     if not dry_run:
         if token is not None:
@@ -161,19 +189,6 @@ def run_own(
         return
     from diffprune.serve.run import listen, serve
 
-    made = listen(host, port)  # before minutes are spent on loading
-    announce_loading(source)
-    from diffprune.api import load_vlm
-
-    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
-    announce(describe_model(name, vlm.base, method=vlm.method.name, keep=vlm.budget.keep))
-    if fast:
-        try:
-            sizes = sorted({1, settings.batch})
-            vlm.compile(batch_sizes=sizes, max_new_tokens=settings.max_new_tokens)
-        except ValueError as reason:
-            announce(f"{reason}. Requests run as without --fast.")
-
     def ready(address: str) -> None:
         announce(f"{name} is served at {address}/v1, the page at {address}/ (Ctrl+C ends it)")
         if opens:
@@ -181,4 +196,16 @@ def run_own(
 
             webbrowser.open(address)
 
-    serve(vlm, settings, name=name, made=made, on_ready=ready)
+    with listen(host, port) as made:  # before minutes are spent on loading
+        announce_loading(source)
+        from diffprune.api import load_vlm
+
+        vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
+        announce(describe_model(name, vlm.base, method=vlm.method.name, keep=vlm.budget.keep))
+        if fast:
+            try:
+                sizes = sorted({1, settings.batch})
+                vlm.compile(batch_sizes=sizes, max_new_tokens=settings.max_new_tokens)
+            except ValueError as reason:
+                announce(f"{reason}. Requests run as without --fast.")
+        serve(vlm, settings, name=name, made=made, on_ready=ready)

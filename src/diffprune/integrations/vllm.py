@@ -8,12 +8,9 @@ vLLM process of an environment that has this package runs it, whatever it serves
 """
 
 import importlib.metadata
-import logging
-import re
 
 from diffprune.extras import require
-
-logger = logging.getLogger("diffprune")
+from diffprune.versions import check_version
 
 ARCHITECTURE = "DiffPruneForConditionalGeneration"
 KEY = "diffprune"  # of the model's configuration, where the settings stand
@@ -70,11 +67,4 @@ def engine_version() -> str:
 def require_engine() -> None:
     """One sentence where vLLM is not installed or too old; a line of the log where it is newer than what was tested."""
     require("vllm")
-    version = engine_version()
-    found = re.match(r"(\d+)\.(\d+)", version)
-    numbers = None if found is None else (int(found[1]), int(found[2]))
-    least, beyond = (".".join(map(str, bound)) for bound in TESTED)
-    if numbers is not None and numbers < TESTED[0]:
-        raise ValueError(f"vLLM {version} is too old: {least} is the oldest that was tested; update it")
-    if numbers is None or numbers >= TESTED[1]:
-        logger.warning(f"vLLM {version} was not tested: versions from {least} to below {beyond} were")
+    check_version("vLLM", engine_version(), *TESTED)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffprune.fingerprint import read_again
 from diffprune.fitting import require_family
 from diffprune.integrations.vllm import ARCHITECTURE, KEY
 from diffprune.integrations.vllm_settings import (
@@ -25,6 +26,7 @@ from diffprune.integrations.vllm_settings import (
     rope_sections,
 )
 from diffprune.loading import describe_base, describe_processor, hub_id, source_of
+from diffprune.saved_pruners import refuse_other_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,15 @@ def describe_served(
     return Served(where, revision, overrides, started_template(processor))
 
 
+def require_base(pruner: str, served: Served) -> None:
+    """An error where the model that would be served is not the base of the pruner, by its vision weights."""
+    revision = {} if served.revision is None else {"revision": served.revision}
+    model_type = describe_base(served.model, repr(served.model), **revision).model_type
+    processor = describe_processor(served.model, model_type, **revision)
+    base = read_again(require_family(model_type), served.model, processor, **revision)
+    refuse_other_base(base, read_pruner(pruner)[1])
+
+
 def started_template(processor: Any) -> str | None:
     """The chat template with the start token in front, where the tokenizer adds it and the template leaves it out.
 
@@ -116,6 +127,7 @@ def command(
     name: str | None = None,
     api_key: str | None = None,
     more: Sequence[str] = (),
+    check_base: bool = False,
     **settings: Any,
 ) -> list[str]:
     """The arguments of the process that serves a saved pruner, or a method around a model, with vLLM's own server.
@@ -125,9 +137,13 @@ def command(
         name: Under which requests ask for it; default: the pruner's or the model's.
         api_key: That requests must bring as a bearer token.
         more: Further arguments of vLLM, as they are.
+        check_base: Read the base's vision weights and refuse a pruner of another base here, in one sentence; the engine
+            would do so too, a minute later and with all its processes' traces.
         settings: Of `describe_served`: model, method, keep, positions, newline.
     """
     served = describe_served(pruner, **settings)
+    if check_base and pruner != "none" and not settings.get("allow_other_base"):
+        require_base(pruner, served)
     called = name or (str(settings.get("model")) if pruner == "none" else pruner)
     out = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", served.model]
     out += ["--revision", served.revision] if served.revision is not None else []

@@ -1,8 +1,7 @@
-"""Pictures of what a pruner does: kept tokens lit, dropped ones dimmed, and how alike the ends of a ranking are."""
+"""How alike the tokens at the two ends of a ranking are, as numbers and as a figure."""
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
@@ -11,25 +10,6 @@ from torch import Tensor
 from diffprune.atomic import replacing
 from diffprune.model import PrunedVLM
 from diffprune.types import ImageSelection
-
-DIMMED = 0.25  # brightness of what was dropped
-GREY = 0.8  # how much of its colour it loses
-
-
-def light_up(image: Image.Image, selection: ImageSelection) -> Image.Image:
-    """The picture with the kept tokens as they are and everything else dim and nearly grey.
-
-    A pixel is lit where any kept token looks, so overlapping views (tiles beside the whole picture) add up.
-    """
-    if selection.boxes is None:
-        raise ValueError("this backbone does not say where its tokens look, so there is nothing to draw")
-    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)
-    lit = np.zeros(pixels.shape[:2], dtype=bool)
-    for x0, y0, x1, y1 in selection.boxes.cpu()[selection.keep.cpu()].round().int().tolist():
-        lit[max(0, y0) : max(0, y1), max(0, x0) : max(0, x1)] = True
-    grey = pixels.mean(-1, keepdims=True)
-    dim = DIMMED * (GREY * grey + (1 - GREY) * pixels)
-    return Image.fromarray(np.where(lit[..., None], pixels, dim).round().astype(np.uint8))
 
 
 def end_similarity(features: Float[Tensor, "N D"], logits: Float[Tensor, " N"], k: int) -> Float[Tensor, "M M"]:
