@@ -11,6 +11,7 @@ from pathlib import Path
 
 from diffprune.atomic import write_text
 from diffprune.results import read_results
+from diffprune_lab.probes.comparison import PAGES
 from diffprune_lab.probes.figures import ORDER, label
 from diffprune_lab.probes.findings import FINDINGS
 from diffprune_lab.probes.run import BACKBONES_FILE
@@ -32,8 +33,10 @@ def refresh(text: str, results: Path) -> str:
 def block(name: str, results: Path) -> str:
     """What a probe found, with its figure, its table and where it comes from."""
     path = results / f"{name}.json"
+    if name in PAGES:
+        return PAGES[name](results)
     if name not in FINDINGS:
-        raise ValueError(f"a block names the probe {name!r}; there are {', '.join(FINDINGS)}")
+        raise ValueError(f"a block names the probe {name!r}; there are {', '.join([*FINDINGS, *PAGES])}")
     if not path.exists():
         return f"Not yet run: there is no `results/{name}.json`.\n"
     found = read_results(path)

@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 
 from diffprune.results import write_results
-from diffprune_lab.probes import alignment, coherence, evidence, findings, landscape, relevance
+from diffprune_lab.probes import alignment, coherence, comparison, evidence, findings, landscape, relevance
 from diffprune_lab.probes.store import Store
 
 
 def test_the_page_is_what_the_results_say(root: Path) -> None:
     text = (root / "docs/evidence.md").read_text()
     assert text == evidence.refresh(text, root / "results"), "run python -m diffprune_lab.probes.evidence"
+    for name in comparison.PAGES:
+        assert f"<!-- probe: {name} -->" in text
     for name in findings.FINDINGS:
         assert f"<!-- probe: {name} -->" in text
         has_results = (root / f"results/{name}.json").exists()
@@ -65,3 +67,51 @@ def test_orders_by_retention_and_by_first_tokens_are_compared_at_each_budget(tmp
     assert said.count("\n") == 1 and "- 64 tokens, 3 methods:" in said
     assert "correlation of 0.50; first by retention is a, by `first_token_kl` a" in said
     assert "yet" in findings.about_faithfulness([{"method": "a", "keep": 32, "retention": 90.0}])
+
+
+def row(method: str, value: float, half: float = 0.5, **more: object) -> dict[str, object]:
+    return {"method": method, "keep": 64, "retention": value, "ci95": [value - half, value + half], **more}
+
+
+def test_a_statement_agrees_by_its_interval_and_not_by_its_mean(tmp_path: Path) -> None:
+    rows = [
+        row("diffprune-paper", 96.0),
+        row("gots", 94.0, versus="diffprune-diverse", lead=3.5, lead_ci95=[2.0, 5.0]),
+        row("oracle", 99.0),
+        row("diffprune-diverse", 97.5),
+        row("gumbel_ste", 95.8),
+    ]
+    found = comparison.summaries(rows, 64)
+    assert comparison.next_best(found) == "gots"  # neither a bound nor an ablation of ours
+    paired, unpaired = (comparison.difference(found, name, "gots") for name in ("diffprune-diverse", "diffprune-paper"))
+    assert paired == comparison.Found(3.5, 2.0, 5.0) and comparison.verdict(paired, 4.0) == "agrees"
+    assert comparison.verdict(paired, 8.1) == "same sign"
+    assert unpaired is not None and unpaired.value == pytest.approx(2.0) and unpaired.low == pytest.approx(2 - 0.5**0.5)
+    narrow = comparison.difference(found, "diffprune-paper", "gumbel_ste")
+    assert narrow is not None and narrow.value > 0 and comparison.verdict(narrow, 1.0) == "not shown"
+    behind = comparison.difference(found, "gots", "diffprune-diverse")
+    assert behind is not None and comparison.verdict(behind, 1.4) == "opposite"
+    kept = comparison.Found(97.5, 97.0, 98.0)
+    assert [comparison.reaches(kept, printed) for printed in (96.5, 97.6, 99.0)] == ["more", "agrees", "less"]
+    write_results(tmp_path / "scarce_main.json", name="scarce_main", rows=rows, notes="a trial", commit="abc1234")
+    said = comparison.about_paper(tmp_path)
+    assert (
+        "| ahead of the next best at 64 (ours) | 1.4 | no scenes_main.json | 3.5 (2.0 to 5.0, gots) | - / agrees |"
+        in said
+    )
+    assert "| ahead of the next best at 32 (ours) | 2.0 | no scenes_main.json | no row | - / - |" in said
+
+
+def test_what_is_read_behind_the_block_is_told_against_chance(tmp_path: Path) -> None:
+    place = {"recipe": "paper", "place": "ground", "reads": "other", "stage": "block", "backbone": "scarce-llava"}
+    rows = [
+        {**place, "throttler": "global attention", "accuracy": 61.0, "chance": 50.0, "ci95": [58.0, 64.0]},
+        {**place, "throttler": "diagonal attention", "accuracy": 51.0, "chance": 50.0, "ci95": [49.0, 53.0]},
+        {**place, "throttler": "scale gate", "n_seeds": 0},
+    ]
+    write_results(tmp_path / "scarce_leak.json", name="scarce_leak", rows=rows, notes="a trial", commit="abc1234")
+    said = comparison.about_paper(tmp_path)
+    assert "11.0 (8.0 to 14.0) | - / read |" in said and "1.0 (-1.0 to 3.0) | - / not read |" in said
+    assert "no such token" in comparison.about_leak(
+        tmp_path
+    ) and "no `results/scenes_leak.json`" in comparison.about_leak(tmp_path)

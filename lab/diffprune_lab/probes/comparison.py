@@ -1,0 +1,357 @@
+"""The paper's statements beside ours in both worlds: blocks of docs/evidence.md that are made from several files."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from diffprune.evaluate.rows import NO_RIVALS
+from diffprune.results import markdown_table, read_results
+from diffprune_lab.probes.bench import PLAIN
+from diffprune_lab.probes.figures import label
+from diffprune_lab.probes.store import Row
+
+WORLDS = {"first world": "scenes", "scarce world": "scarce"}
+RETENTION = {128: 97.6, 64: 96.5, 32: 94.0}  # the paper's Table 1
+AHEAD = {128: 0.4, 64: 1.4, 32: 2.0}  # of the next best method there
+ABLATIONS = {  # its Table 5: what each loses, by budget
+    "Gumbel-STE": {64: 8.1, 128: 6.0},
+    "scale gate": {64: 2.3, 128: 2.5},
+    "global attention": {64: 2.8, 128: 2.3},
+}
+ABLATED = {"Gumbel-STE": "gumbel_ste", "scale gate": "diffprune-scale", "global attention": "diffprune-global"}
+RULES = {  # how the scores came about and are used; the first that a file has is taken
+    "paper's recipe, top-K": ("diffprune-paper",),
+    "ours": ("diffprune-diverse", "diffprune"),
+}
+COHERENCE, VARIATION = 28.4, 24.0  # most times as coherent, about so many times as rough
+EFFICIENCY = {  # its Table 4, A6000: encode, pruner, prefill, ttft in ms
+    "full": (29.71, 0.00, 118.66, 149.51),
+    "prunesid": (31.80, 43.39, 39.74, 115.84),
+    "pyramiddrop": (29.54, 5.02, 70.08, 105.90),
+    "holov": (31.96, 2.77, 41.48, 77.39),
+    "diffprune": (30.41, 0.69, 41.61, 73.73),
+}
+LEAKS = {  # what it says of each
+    "diagonal attention": "not read",
+    "scale gate": "weaker restriction than noise",
+    "global attention": "read",
+}
+NUM_TEXT = 100  # words of the prompt; about so many make the paper's FLOPs
+TIMES = ("encode_ms", "pruner_ms", "prefill_ms", "ttft_ms")
+RULE = (
+    "A lead or a loss *agrees* where its 95 % interval lies above 0 and reaches the paper's number, has the *same "
+    "sign* where it stays below that, is *opposite* where the interval lies below 0, and *not shown* where 0 is inside. A "
+    "retention agrees where the interval holds the paper's number; else it is *more* or *less*. Where two rows have no "
+    "paired interval of their difference, one is made of both of theirs, which is wider.\n"
+)
+
+
+class Found(NamedTuple):
+    """A measured number with its 95 % interval, and the method it is about."""
+
+    value: float
+    low: float
+    high: float
+    name: str = ""
+
+    def __str__(self) -> str:
+        name = f", {label(self.name)}" if self.name else ""
+        return f"{self.value:.1f} ({self.low:.1f} to {self.high:.1f}{name})"
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(results: Path, name: str) -> list[Row] | None:
+    """The rows of a results file, None where there is no such file."""
+    path = results / f"{name}.json"
+    return read_results(path).rows if path.exists() else None
+
+
+def summaries(rows: Sequence[Row], keep: int) -> dict[str, Row]:
+    """The summary over all tasks of each method at a budget."""
+    return {
+        row["method"]: row
+        for row in rows
+        if "retention" in row and row["keep"] == keep and row.get("tasks", "all") == "all"
+    }
+
+
+def difference(rows: dict[str, Row], ours: str, other: str) -> Found | None:
+    """How far one method is ahead of another."""
+    if ours not in rows or other not in rows:
+        return None
+    one, two = rows[ours], rows[other]
+    if two.get("versus") == ours and "lead_ci95" in two:
+        return Found(two["lead"], *two["lead_ci95"])
+    if one.get("versus") == other and "lead_ci95" in one:
+        return Found(-one["lead"], -one["lead_ci95"][1], -one["lead_ci95"][0])
+    value = one["retention"] - two["retention"]
+    half = math.hypot(*((row["ci95"][1] - row["ci95"][0]) / 2 for row in (one, two)))
+    return Found(value, value - half, value + half)
+
+
+def next_best(rows: dict[str, Row]) -> str | None:
+    """The method with the most retention that is neither ours nor a control or an ablation of ours."""
+    rivals = [
+        name
+        for name in rows
+        if name not in NO_RIVALS
+        and not name.startswith(("diffprune", "gumbel_ste"))
+        and not name.endswith("-throttled")
+    ]
+    return max(rivals, key=lambda name: rows[name]["retention"], default=None)
+
+
+def retention(rows: Sequence[Row], keep: int, rule: str) -> Found | None:
+    found = summaries(rows, keep)
+    for name in RULES[rule]:
+        if name in found:
+            return Found(found[name]["retention"], *found[name]["ci95"], name=name)
+    return None
+
+
+def ahead(rows: Sequence[Row], keep: int, rule: str) -> Found | None:
+    found = summaries(rows, keep)
+    rival = next_best(found)
+    for name in RULES[rule]:
+        lead = difference(found, name, rival) if rival else None
+        if lead is not None:
+            return lead._replace(name=rival or "")
+    return None
+
+
+def loss_without(rows: Sequence[Row], keep: int, part: str, rule: str) -> Found | None:
+    """What a part is worth: the method minus the method without it, both by one recipe and by top-K."""
+    found, other = summaries(rows, keep), ABLATED[part]
+    if rule == "ours":
+        return difference(found, "diffprune", other)
+    return difference(found, "diffprune-paper", other if part == "Gumbel-STE" else f"{other}-paper")
+
+
+def ratio(rows: Sequence[Row], value: str) -> Found | None:
+    """Of DiffPrune without our additions at the start of training: how many times as coherent, or as smooth."""
+    chosen = [row for row in rows if row["method"] == PLAIN and row.get("moment", 0) == 0 and value in row]
+    if not chosen:
+        return None
+    row = max(chosen, key=lambda row: row[value])
+    low, high = row["ci95"] if value == "ratio" and "cosine" not in row else (row["ratio_at_least"], math.inf)
+    return Found(row[value], low, high)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def verdict(found: Found, printed: float, than: float = 0.0) -> str:
+    """In a word, from the interval: on which side of `than` it lies, and whether it reaches what is printed."""
+    if found.low > than:
+        return "agrees" if found.high >= printed else "same sign"
+    return "opposite" if found.high < than else "not shown"
+
+
+def reaches(found: Found, printed: float) -> str:
+    """Whether the interval holds what is printed."""
+    return "more" if found.low > printed else "less" if found.high < printed else "agrees"
+
+
+Ask = Callable[[Sequence[Row]], Found | None]
+
+
+def line(results: Path, statement: str, printed: str, file: str, ask: Ask, judge: Callable[[Found], str]) -> Row:
+    """A statement of the paper with what both worlds say of it; a world whose file is not there says so."""
+    said: Row = {"statement": statement, "paper": printed}
+    verdicts = []
+    for world, prefix in WORLDS.items():
+        rows = rows_of(results, f"{prefix}_{file}")
+        found = None if rows is None else ask(rows)
+        missing = f"no {prefix}_{file}.json" if rows is None else "no row"
+        said[world] = missing if found is None else str(found)
+        verdicts.append("-" if found is None else judge(found))
+    return {**said, "agrees (first / scarce)": " / ".join(verdicts)}
+
+
+def retentions(results: Path) -> list[Row]:
+    """Table 1: retention, and the lead over the next best method, by both rules."""
+    lines = []
+    for rule in RULES:
+        for keep, printed in RETENTION.items():
+            lines.append(
+                line(
+                    results,
+                    f"keeps at {keep} ({rule})",
+                    f"{printed}",
+                    "main",
+                    lambda rows, keep=keep, rule=rule: retention(rows, keep, rule),
+                    lambda found, printed=printed: reaches(found, printed),
+                )
+            )
+        for keep, printed in AHEAD.items():
+            lines.append(
+                line(
+                    results,
+                    f"ahead of the next best at {keep} ({rule})",
+                    f"{printed}",
+                    "main",
+                    lambda rows, keep=keep, rule=rule: ahead(rows, keep, rule),
+                    lambda found, printed=printed: verdict(found, printed),
+                )
+            )
+    return lines
+
+
+def ablations(results: Path) -> list[Row]:
+    """Table 5: what is lost without each part, by the paper's recipe and by ours."""
+    return [
+        line(
+            results,
+            f"{part} loses at {keep} ({rule})",
+            f"{printed}",
+            "ablation",
+            lambda rows, keep=keep, part=part, rule=rule: loss_without(rows, keep, part, rule),
+            lambda found, printed=printed: verdict(found, printed),
+        )
+        for rule in RULES
+        for part, by_budget in ABLATIONS.items()
+        for keep, printed in by_budget.items()
+    ]
+
+
+def gradients(results: Path) -> list[Row]:
+    """Figures 2 and 3, on the scorers of the worlds' own models."""
+    return [
+        line(
+            results,
+            "gradients of batches agree, times Gumbel-STE's, at the start",
+            f"up to {COHERENCE}",
+            "coherence",
+            lambda rows: ratio(rows, "ratio") or ratio(rows, "ratio_at_least"),
+            lambda found: verdict(found, COHERENCE, 1.0),
+        ),
+        line(
+            results,
+            "loss varies along a line, Gumbel-STE's times ours, at the start",
+            f"about {VARIATION:g}",
+            "landscape",
+            lambda rows: ratio(rows, "ratio"),
+            lambda found: verdict(found, VARIATION, 1.0),
+        ),
+    ]
+
+
+def leaks(results: Path) -> list[Row]:
+    """What can be read behind the block from tokens of little weight."""
+    return [
+        line(
+            results,
+            f"another thing's color behind the block, percent over chance: {throttler} ({recipe} recipe)",
+            LEAKS[throttler],
+            "leak",
+            lambda rows, recipe=recipe, throttler=throttler: over_chance(rows, recipe, throttler),
+            lambda found: "read" if found.low > 0 else "not read",
+        )
+        for recipe in ("paper", "bridge")
+        for throttler in LEAKS
+    ]
+
+
+def over_chance(rows: Sequence[Row], recipe: str, throttler: str, *, reads: str = "other") -> Found | None:
+    """How far above chance a probe reads tokens of the ground behind the block."""
+    for row in rows:
+        place = (row["recipe"], row["throttler"], row["place"], row["reads"], row["stage"])
+        if place == (recipe, throttler, "ground", reads, "block") and "accuracy" in row:
+            return Found(*(value - row["chance"] for value in (row["accuracy"], *row["ci95"])))
+    return None
+
+
+def about_paper(results: Path) -> str:
+    """One table for the whole paper."""
+    return (
+        f"{markdown_table([*retentions(results), *ablations(results), *gradients(results), *leaks(results)])}\n{RULE}"
+    )
+
+
+def about_table1(results: Path) -> str:
+    """The best methods of each world beside the paper's numbers, by budget."""
+    parts = []
+    for world, prefix in WORLDS.items():
+        rows = rows_of(results, f"{prefix}_main")
+        if rows is None:
+            parts.append(f"The {world}: not yet run, there is no `results/{prefix}_main.json`.\n")
+            continue
+        by_budget = {keep: summaries(rows, keep) for keep in RETENTION}
+        names = [name for rule in RULES.values() for name in rule] + ["gumbel_ste", "random", "oracle"]
+        for found in by_budget.values():
+            if (rival := next_best(found)) is not None:
+                names.append(rival)
+        table: list[Row] = [
+            {"method": "DiffPrune (paper, LLaVA-1.5-7B)", **{f"K = {k}": f"{v}" for k, v in RETENTION.items()}}
+        ]
+        for name in dict.fromkeys(names):
+            cells = {
+                f"K = {keep}": str(Found(found[name]["retention"], *found[name]["ci95"]))
+                for keep, found in by_budget.items()
+                if name in found
+            }
+            if cells:
+                table.append({"method": label(name), **cells})
+        parts.append(f"The {world} (`results/{prefix}_main.json`):\n\n{markdown_table(table)}")
+    return "\n".join(parts)
+
+
+def about_table4(results: Path) -> str:
+    """The paper's milliseconds beside ours, of one picture at K = 64."""
+    rows = rows_of(results, "ttft")
+    if rows is None:
+        return "Not yet run: there is no `results/ttft.json`.\n"
+    table = []
+    for method, printed in EFFICIENCY.items():
+        named = zip(TIMES, printed, strict=True)
+        table.append({"method": label(method), "path": "paper, A6000", **{name: f"{ms:.2f}" for name, ms in named}})
+        for row in rows:
+            is_it = row.get("method") == method and row.get("backbone") == "llava-1.5-7b" and "ttft_ms" in row
+            if is_it and (row["batch"], row["num_text"]) == (1, NUM_TEXT) and row["num_kept"] in (64, 576):
+                own = {name: f"{row[name]:.2f}" for name in TIMES if name in row}
+                table.append({"method": label(method), "path": f"ours, {row['path']}", **own})
+    device = read_results(results / "ttft.json").device
+    return f"{markdown_table(table)}\nOurs on {device}, LLaVA-1.5-7B's shape, one picture, {NUM_TEXT} text tokens, K = 64 (`results/ttft.json`).\n"
+
+
+def about_table5(results: Path) -> str:
+    """What each part is worth, in both worlds and by both recipes."""
+    return f"{markdown_table(ablations(results))}\n{RULE}"
+
+
+def about_leak(results: Path) -> str:
+    """Of every throttler what is read from tokens of little weight: in the features, behind the gate and the block."""
+    parts = []
+    for world, prefix in WORLDS.items():
+        rows = rows_of(results, f"{prefix}_leak")
+        if rows is None:
+            parts.append(f"The {world}: not yet run, there is no `results/{prefix}_leak.json`.\n")
+            continue
+        table: dict[tuple[str, ...], Row] = {}
+        for row in rows:
+            key = {name: row[name] for name in ("recipe", "throttler", "place", "reads")}
+            one = table.setdefault(tuple(key.values()), dict(key))
+            if "accuracy" not in row:
+                one[row["stage"]] = "no such token"
+                continue
+            one[row["stage"]] = str(Found(row["accuracy"], *row["ci95"]))
+            one["chance"] = f"{row['chance']:.1f}"
+            if "added" in row:
+                one["the block adds"] = str(Found(row["added"], *row["added_ci95"]))
+        columns = ["recipe", "throttler", "place", "reads", "chance", "features", "gate", "block", "the block adds"]
+        found = read_results(results / f"{prefix}_leak.json")
+        parts.append(f"The {world} (`results/{prefix}_leak.json`):\n\n{markdown_table(list(table.values()), columns)}")
+        parts.append(f"{found.notes[:1].upper()}{found.notes[1:]}.\n")
+    return "\n".join(parts)
+
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "paper": about_paper,
+    "table1": about_table1,
+    "table4": about_table4,
+    "table5": about_table5,
+    "leak": about_leak,
+}
