@@ -8,8 +8,8 @@ import tomllib
 import pytest
 
 import diffprune
-from diffprune.cli.doctor import _NEEDED
 from diffprune.extras import EXTRAS
+from diffprune.versions import NEEDED
 from tools import check_imports
 
 
@@ -34,7 +34,7 @@ def test_the_core_needs_only_what_the_import_check_allows(project):
 
 
 def test_doctor_asks_for_the_versions_the_package_asks_for(project):
-    wanted = {f"{name}>={'.'.join(map(str, version))}" for name, version in _NEEDED.items()}
+    wanted = {f"{name}>={'.'.join(map(str, version))}" for name, version in NEEDED.items()}
     assert wanted <= set(project["project"]["dependencies"])
 
 
