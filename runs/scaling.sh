@@ -10,7 +10,7 @@
 #   runs/scaling.sh probe out/first out/results abc1234
 #   SIZE=tiny runs/scaling.sh train 3 - out/tiny 0      the same way on a CPU, in two minutes; so does probe
 #
-# INIT, OUT and WEIGHTS of the trainings hold models.tar in pieces of 15 MiB, with the folders tower/, s/, m/ and l/, and
+# INIT, OUT and WEIGHTS of the trainings hold models.tar.xz in pieces of 15 MiB, with the folders tower/, s/, m/ and l/, and
 # logs.tgz. OUT is filled every minute with what there is, for whoever is stopped in the middle; so is that of `probe`,
 # whose parts.tgz has the answers: a `probe` that finds it goes on from there.
 # What is under way lies in WORK (out/scaling). A process that fails does not stop the others, and a training that fails
@@ -45,6 +45,8 @@ fi
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
+# shellcheck source=runs/packed_models.sh
+. runs/packed_models.sh
 
 running=()
 finish() { # at the end of time: what is there is kept
@@ -58,10 +60,6 @@ finish() { # at the end of time: what is there is kept
 # --- training -------------------------------------------------------------------------------------------------------
 
 weights_in() { ls "$1"/model*.safetensors >/dev/null 2>&1; }
-
-unpack() { # folder with models.tar in pieces, where to
-    mkdir -p "$2" && cat "$1"/models.tar.* | tar -x -C "$2"
-}
 
 # In the background: size, stage, second of this script by which it ends, folder to start from or -, folder to write
 stage() {
@@ -91,10 +89,7 @@ collect() {
         some+=(tower/log.jsonl)
     fi
     [ ${#some[@]} -gt 0 ] || return 0
-    rm -rf "$work/packed" && mkdir -p "$work/packed" "$out"
-    tar -cf - -C "$work/models" --exclude='*.part' "${some[@]}" | split -b 15M -d - "$work/packed/models.tar."
-    rm -f "$out"/models.tar.*
-    mv "$work"/packed/models.tar.* "$out/"
+    pack_models "$out" -C "$work/models" --exclude='*.part' "${some[@]}"
     tar -czf "$out/logs.tgz" -C "$work" logs
 }
 

@@ -41,6 +41,7 @@ stop_filling() {
 }
 
 share_gpu() {
+    [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || return 0 # they do already
     [ "${MPS:-0}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null || return 0
     CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
     if nvidia-cuda-mps-control -d && timeout 40 "$python" -c 'import torch; torch.ones(2, device="cuda").sum().item()'; then

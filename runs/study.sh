@@ -8,6 +8,8 @@
 #   WORLD=scarce runs/study.sh all out/results abc1234         scarce-llava
 #   SIZE=tiny runs/study.sh all out/tiny abc1234               the same way with scenes-nano on a CPU, in minutes
 #   STAGES="eval join pack" ... all                            the stages that `all` goes through
+#   WORLD_SEED=7 runs/study.sh all out/results abc1234         the same scorers asked about other scenes: what drops before
+#                                                              the language model, OUT/scenes_main_world7.json; trains nothing
 #
 # What is trained and answered lies in WORK (out/study), with a log for each process and what became of it in
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
@@ -16,8 +18,8 @@
 # Settings: STEPS, BATCH, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION;
 # SCORERS (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW
 # (other learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled
-# answers), EXTRA (overrides of every training); MPS=1 lets processes share the GPU at the same time, where it has a
-# daemon for it.
+# answers, else of FEW_SEEDS), EXTRA (overrides of every training), FROM (scorers.tgz of an earlier OUT, where WORK has no
+# scorers: our own); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
@@ -30,28 +32,34 @@ export PYTHONPATH=$here/src:$here/lab PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=
 export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1} PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 
+seed_of_world=${WORLD_SEED:-0} answers=eval named=
+if [ "$seed_of_world" != 0 ]; then # the question is whether the main table holds there too
+    answers=eval-world$seed_of_world named=_world$seed_of_world
+    : "${STAGES:=eval join pack}" "${KEEP:=64,32,16,8,4}" "${THROTTLED=}" "${ABLATIONS=}"
+fi
 if [ "${SIZE:-full}" = tiny ]; then
     world=scenes config=lab/configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
     : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${FEW_SEEDS:=42}" "${QUESTIONS:=4}"
     : "${MANY=visionselector}" "${FEW=oc_vtp}"
-    : "${KEEP:=32,16,8}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
+    : "${PRECISION:=float32}" "${KEEP:=32,16,8}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
     world=${WORLD:-scenes} config=lab/configs/${WORLD:-scenes}_llava/diffprune_any.yaml
     model=$world-llava device=${DEVICE:-}
     : "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456 789 1011}" "${FEW_SEEDS:=42 123 456}"
-    : "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP:=256,192,96,48,24}"
+    : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP:=256,192,96,48,24}"
     : "${MANY=visionselector oc_vtp glimpse_prune}" "${FEW=dynamic_llava atp_llava dynamicvit p_mod gumbel_ste-masked}"
-    : "${JOBS:=15}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=200}"
+    : "${JOBS:=16}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
-: "${PRECISION:=float32}" "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
+: "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
 : "${ABLATIONS=diffprune-scale diffprune-global diffprune-scale-paper diffprune-global-paper}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
 [ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
 # Four kinds of task of the paper's ablations.
 four=scenes/gqa,scenes/mmbench,scenes/pope,scenes/mme
-mkdir -p "$work"/{train,logs,eval,jobs} "$out"
+mkdir -p "$work"/{train,logs,jobs} "$work/$answers" "$out"
+if [ -n "${FROM:-}" ] && [ -z "$(ls -A "$work/train")" ]; then tar -xzf "$FROM" -C "$work" || exit 1; fi
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
@@ -78,11 +86,11 @@ train() { # name, seed, overrides
     # shellcheck disable=SC2046  # overrides are words
     set -- $(own "$name") "$@"
     [ ! -f "$work/train/$name-$seed/model.safetensors" ] || return 0
-    rm -rf "$work/train/$name-$seed" # what was cut off in the middle
-    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --config "$config" \
+    # What was cut off in the middle goes on from its last step.
+    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --resume --config "$config" \
         --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
-        "optim.precision=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 saving.tensorboard=false \
-        "$@" ${EXTRA:-}
+        "optim.precision=$PRECISION" "backbone.dtype=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 \
+        saving.tensorboard=false "$@" ${EXTRA:-}
 }
 
 trainings() { # those that are not there yet
@@ -132,25 +140,35 @@ evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner 
     local name=$1
     shift
     case " $* " in *" --pruner  "*) return 0 ;; esac
-    [ ! -f "$work/eval/$name.json" ] || return 0
-    echo "eval-$name" "$EVAL_LIMIT" "$python" -m diffprune_lab eval --batch-size "$EVAL_BATCH" ${device:+--device $device} \
-        --commit "$commit" --out "$work/eval/$name.json" "$@"
+    [ ! -f "$work/$answers/$name.json" ] || return 0
+    echo "$answers-$name" "$EVAL_LIMIT" "$python" -m diffprune_lab eval --batch-size "$EVAL_BATCH" ${device:+--device $device} \
+        --world-seed "$seed_of_world" --commit "$commit" --out "$work/$answers/$name.json" "$@"
+}
+
+outside() { # names of learned methods: in another world those that drop before the language model
+    [ -n "$named" ] || { echo "$@"; return; }
+    "$python" - "$@" <<'PYTHON'
+import sys
+from diffprune.registry import METHODS
+
+print(*(name for name in sys.argv[1:] if not METHODS.get(name).is_inside))
+PYTHON
 }
 
 asked() { echo --tasks "$world" --questions "$QUESTIONS" --keep "$KEEP"; }
 
 evaluations() {
-    local name found=() learned=() place keep seed
+    local name found=() learned=() place keep seed throttled
     # The longest first.
-    evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
+    [ -n "$named" ] || evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
         --methods diffprune-diverse,random --seeds 0
     for seed in $SEEDS; do
         # Throttled answers take the whole prefix; what shares a seed shares a run of the full model.
         # shellcheck disable=SC2046
-        evaluate "diffprune@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune)" --methods diffprune-diverse \
-            ${THROTTLED:+--throttled}
+        case " $FEW_SEEDS " in *" $seed "*) throttled=${THROTTLED:+--throttled} ;; *) throttled= ;; esac
+        evaluate "diffprune@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune)" --methods diffprune-diverse $throttled
         # shellcheck disable=SC2046
-        evaluate "paper@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)" ${THROTTLED:+--throttled}
+        evaluate "paper@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)" $throttled
         # shellcheck disable=SC2046
         evaluate "gumbel@$seed" $(asked) --pruner "$(SEEDS=$seed trained gumbel_ste)"
     done
@@ -163,9 +181,9 @@ evaluations() {
     found=()
     for keep in ${DEDICATED_KEEP//,/ }; do found+=("$(trained "diffprune-k$keep" "diffprune-dedicated@$keep=")"); done
     # shellcheck disable=SC2046
-    evaluate dedicated $(asked) --pruner "$(commas "${found[@]}")"
+    [ -n "$named" ] || evaluate dedicated $(asked) --pruner "$(commas "${found[@]}")"
     # Other learned methods and those without training, a few to a process.
-    for name in $MANY $FEW; do
+    for name in $(outside $MANY $FEW); do
         found=("$(trained "$name")")
         [ -z "${found[0]}" ] || learned+=("${found[0]}") # the seeds of one method stay together
     done
@@ -173,7 +191,7 @@ evaluations() {
         # shellcheck disable=SC2046
         evaluate "learned-$place" $(asked) --pruner "${learned[place]}"
     done
-    "$python" - "$GROUP" "${FREE:-}" <<'PYTHON' |
+    "$python" - "$GROUP" "${FREE:-}" "$named" <<'PYTHON' |
 import sys
 from diffprune.registry import METHODS
 
@@ -183,7 +201,7 @@ free = [name for name in free if name != "cls_attention"] + ["holov[variant=pape
 wanted = sys.argv[2].split() or ["random", "oracle", *free]
 slow = [name for name in free if METHODS.get(name.partition("[")[0]).place == "inside the LLM"]
 names = ["random", "oracle", *(name for name in [*slow, *free] if name != "random" and name not in slow), *slow]
-names = [name for name in names if name in wanted]
+names = [name for name in names if name in wanted and not (sys.argv[3] and name in slow)]
 count = -(-len(names) // size)
 for first in range(count):  # dealt out, so that slow ones do not come together
     print(first, ",".join(dict.fromkeys(names[first::count])))
@@ -199,12 +217,12 @@ again_one_by_one() {
     local file name names method
     for file in "$work"/jobs/eval.txt; do
         while read -r name _ ; do
-            [ -f "$work/eval/${name#eval-}.json" ] && continue
+            [ -f "$work/$answers/${name#"$answers"-}.json" ] && continue
             names=$(grep -m1 "^$name " "$file" | sed -n 's/.*--methods \([^ ]*\).*/\1/p')
-            case $name in eval-free-*) ;; *) continue ;; esac
+            case $name in "$answers"-free-*) ;; *) continue ;; esac
             for method in ${names//,/ }; do
                 # shellcheck disable=SC2046
-                evaluate "${name#eval-}-$method" $(asked) --model "$model" --methods "$method"
+                evaluate "${name#"$answers"-}-$method" $(asked) --model "$model" --methods "$method"
             done
         done <"$file"
     done
@@ -216,7 +234,7 @@ join() { # name, options; files of evaluations that are not there are passed ove
     local name=$1 file files=()
     shift
     while [ "$1" != -- ]; do
-        for file in "$work"/eval/$1.json; do
+        for file in "$work/$answers"/$1.json; do
             case $file in *.answers.json) continue ;; esac
             [ -f "$file" ] && files+=("$file")
         done
@@ -225,7 +243,7 @@ join() { # name, options; files of evaluations that are not there are passed ove
     shift
     [ ${#files[@]} -gt 0 ] || return 0
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
-        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions for every scorer" \
+        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }${WORLD_SEED:+WORLD_SEED=$WORLD_SEED }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions in $PRECISION for every scorer" \
         --tuned 'diffprune*=recipe and settings chosen on the validation split (docs/log.md)' \
         --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
@@ -233,25 +251,27 @@ join() { # name, options; files of evaluations that are not there are passed ove
 }
 
 tables() {
-    local ours=('diffprune@*' 'paper@*' 'gumbel@*') others=('learned-*' 'free-*')
-    join "${world}_main" "${ours[@]}" "${others[@]}" -- --versus diffprune-diverse \
-        --methods 'diffprune-diverse,diffprune,diffprune-throttled,diffprune-paper,diffprune-paper-throttled,gumbel_ste,random,*'
-    join "${world}_methods" "${ours[@]}" "${others[@]}" -- --versus diffprune \
-        --methods 'random,*' --without diffprune-throttled,diffprune-paper-throttled
-    join "${world}_random" 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
-    join "${world}_ablation" "${ours[@]}" 'ablations@*' -- --versus diffprune --keep "$ABLATION_KEEP" \
-        $([ "$world" != scenes ] || echo "--also $four") --without diffprune-throttled
-    join "${world}_any_budget" 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
+    local ours=('diffprune@*' 'paper@*' 'gumbel@*') others=('learned-*' 'free-*') first
+    first=diffprune-diverse,diffprune,${THROTTLED:+diffprune-throttled,}diffprune-paper,${THROTTLED:+diffprune-paper-throttled,}
+    join "${world}_main$named" "${ours[@]}" "${others[@]}" -- --versus diffprune-diverse --methods "${first}gumbel_ste,random,*"
+    if [ -z "$named" ]; then
+        join "${world}_methods" "${ours[@]}" "${others[@]}" -- --versus diffprune \
+            --methods 'random,*' --without diffprune-throttled,diffprune-paper-throttled
+        join "${world}_random" 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
+        join "${world}_ablation" "${ours[@]}" 'ablations@*' -- --versus diffprune --keep "$ABLATION_KEEP" \
+            $([ "$world" != scenes ] || echo "--also $four") --without diffprune-throttled
+        join "${world}_any_budget" 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
+    fi
     [ "$world" != scarce ] || "$python" -m diffprune_lab.scarce.digest "$out"/scarce_*.json # the frozen world's, in every row
 }
 
 pack() {
     cp "$work/status.txt" "$out/" 2>/dev/null
-    tar -czf "$out/answers.tgz" -C "$work" eval logs
+    tar -czf "$out/answers$named.tgz" -C "$work" "$answers" logs
     # The scorers worth keeping, without their checkpoints.
-    find "$work/train" -name model.safetensors -path "*/train/diffprune-[0-9]*" -print \
-        -o -name config.json -path "*/train/diffprune-[0-9]*" -print -o -name run.yaml -print -o -name metrics.jsonl -print |
-        tar -czf "$out/scorers.tgz" -T -
+    (cd "$work" && find train -name model.safetensors -path "train/diffprune-[0-9]*" -print \
+        -o -name config.json -path "train/diffprune-[0-9]*" -print -o -name run.yaml -print -o -name metrics.jsonl -print) |
+        tar -czf "$out/scorers.tgz" -C "$work" -T -
     ls -l "$out"
 }
 
@@ -261,7 +281,6 @@ run_stage() {
     echo "== $1, $(left) s left"
     case $1 in
     train)
-        share_gpu
         trainings >"$work/jobs/train.txt"
         pool "$JOBS" "$work/jobs/train.txt" "$EVAL_SECONDS"
         ;;
@@ -277,9 +296,8 @@ run_stage() {
     esac
 }
 
-if [ "$stage" = all ]; then
-    for one in ${STAGES:-train eval join pack}; do run_stage "$one"; done
-else
-    run_stage "$stage"
-fi
+stages=$stage
+[ "$stage" != all ] || stages=${STAGES:-train eval join pack}
+case " $stages " in *" train "* | *" eval "*) share_gpu ;; esac
+for one in $stages; do run_stage "$one"; done
 echo "== done after $SECONDS s: $(grep -c 'code 0' "$work/status.txt" 2>/dev/null) processes ended well, $(grep -vc 'code 0' "$work/status.txt" 2>/dev/null) did not"

@@ -127,6 +127,8 @@ def test_what_an_artefact_says_of_its_recipe_and_choice(options: dict, recorded:
         (["--tasks", "popp"], "there is no task 'popp'"),
         (["--split", "tset"], "memory has no split 'tset'"),
         (["--sizes", "large"], "no sizes 'large'"),
+        (["--world-seed", "7"], "--world-seed 7: the questions of 'memory' are not drawn from a seed; leave it out"),
+        (["--world-seed", "7", "--data", "q.jsonl"], "--world-seed 7 is for tasks that are drawn, not for --data"),
         (["--methods", "oracle"], "there is no oracle"),
         (["--keep", "0"], "keep=0 keeps nothing"),
         (["--keep", "many"], "keep='many' is no budget"),

@@ -1,5 +1,6 @@
 """The scripts in runs/: what they begin ends with them, and what is there is kept."""
 
+import lzma
 import os
 import shutil
 import signal
@@ -42,8 +43,12 @@ def scaling(folder: Path) -> subprocess.Popen[str]:
 
 def packed(folder: Path) -> list[str]:
     """The weights in what a script left."""
-    whole = b"".join(piece.read_bytes() for piece in sorted((folder / "out").glob("models.tar.*")))
-    names = subprocess.run(["tar", "-t"], input=whole, capture_output=True, check=True).stdout.decode().split()
+    whole = b"".join(piece.read_bytes() for piece in sorted((folder / "out").glob("models.tar.xz.*")))
+    names = (
+        subprocess.run(["tar", "-t"], input=lzma.decompress(whole), capture_output=True, check=True)
+        .stdout.decode()
+        .split()
+    )
     return [name.split("/")[0] for name in names if name.endswith(".safetensors")]
 
 

@@ -7,6 +7,7 @@ from diffprune.evaluate.answers import Answers, Entry
 from diffprune.evaluate.downscale import DOWNSCALE, require_forms, shrink, shrunk_questions, unreached
 from diffprune.evaluate.encoded import encode_questions
 from diffprune.evaluate.hard import hard_rows
+from diffprune.evaluate.pruners import takes_weights
 from diffprune.evaluate.runner import Measurement, evaluate
 from diffprune.model import PrunedVLM
 from tests import tiny
@@ -103,3 +104,8 @@ def test_too_few_hard_questions_are_told_instead_of_a_percentage() -> None:
     assert rows == [] and few == ["49 questions are hard at keep=8, too few for a percentage (below 50)"]
     with pytest.raises(ValueError, match="downscale has wrong, and it is not among the methods"):
         hard_rows([full])
+
+
+def test_a_saved_scorer_is_not_asked_for_a_smaller_picture() -> None:
+    scorer = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4).method
+    assert not takes_weights(DOWNSCALE, scorer) and takes_weights("diffprune-diverse", scorer)

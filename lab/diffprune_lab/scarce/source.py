@@ -74,14 +74,14 @@ class ScarceTasks:
         return TASKS
 
     def build(
-        self, names: Sequence[str] = TASKS, *, split: str = "test", count: int = 500, sizes: str = ""
+        self, names: Sequence[str] = TASKS, *, split: str = "test", count: int = 500, sizes: str = "", seed: int = 0
     ) -> ScarceQuestions:
         """Tasks by name; `count` has the scored units of each: questions, or pairs."""
         if split not in SPLITS:
             raise ValueError(f"there is no split {split!r}; choose from {', '.join(SPLITS)}")
         if sizes:
             raise ValueError(f"sizes={sizes!r} is not for the second world, whose pictures have one size; leave it out")
-        return ScarceQuestions(tuple(build_task(name, split, count) for name in names))
+        return ScarceQuestions(tuple(build_task(name, split, count, seed) for name in names))
 
 
 SCARCE_TASKS = ScarceTasks()

@@ -56,14 +56,14 @@ class ScenesTasks:
         return tuple(PREFIX + kind for kind in TASKS)
 
     def build(
-        self, names: Sequence[str] = TASKS, *, split: str = "test", count: int = 500, sizes: str = ""
+        self, names: Sequence[str] = TASKS, *, split: str = "test", count: int = 500, sizes: str = "", seed: int = 0
     ) -> ScenesQuestions:
         """Tasks by name; `count` has the scored units of each: questions, sets of four rotations, or pairs."""
         if split not in SPLITS:
             raise ValueError(f"there is no split {split!r}; choose from {', '.join(SPLITS)}")
         if sizes:
             require_sizes(sizes)
-        return ScenesQuestions(tuple(build_task(name, split, count) for name in names), sizes)
+        return ScenesQuestions(tuple(build_task(name, split, count, seed) for name in names), sizes)
 
 
 SCENES_TASKS = ScenesTasks()

@@ -42,7 +42,9 @@ def measure(name: str, asked: Asked) -> tuple[list[dict[str, Any]], list[str], l
             outcome = Session(replace(asked, methods=",".join(methods))).run()
             break
         except ValueError as error:
-            unfit = next((method for method in methods if method in str(error).split("'")), None)
+            unfit = next(
+                (method for method in methods if method != DOWNSCALE and method in str(error).split("'")), None
+            )
             if unfit is None:
                 raise
             methods.remove(unfit)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from diffprune.cli import main as cli
+from diffprune.evaluate.answers import answers_file, read_sheet
 from diffprune.results import read_results
+from diffprune_lab.scenes.source import SCENES_TASKS
 from lab.tests import tiny_scenes
 from tests.train.runs import save_model
 
@@ -41,6 +43,22 @@ def test_the_oracle_of_these_pictures_is_measured_too(run, tmp_path: Path) -> No
     quality = {(row["method"], row["keep"], row["task"]) for row in results.rows if "task" in row}
     assert quality >= {("oracle", keep, task) for keep in (8, 0.1) for task in ("scenes/pope", "scenes/gqa")}
     assert results.notes == "2 scored questions a task, test split; the scenes tasks are stand-ins"
+
+
+def test_another_seed_asks_about_other_scenes_and_is_told_apart(run, tmp_path: Path) -> None:
+    sheets = {}
+    for seed in ("0", "7"):
+        out = tmp_path / f"{seed}.json"
+        code, _, err = run("--methods", "full", "--tasks", "scenes/gqa", "--world-seed", seed, "--out", str(out))
+        assert code == 0, err
+        sheets[seed] = read_sheet(answers_file(out))
+    first, other = ([one["id"] for one in sheets[seed].questions] for seed in ("0", "7"))
+    assert not set(first) & set(other)
+    assert other == [one.id for one in SCENES_TASKS.build(["gqa"], count=2, seed=7).tasks[0].questions]
+    notes = read_results(tmp_path / "7.json").notes
+    assert notes.startswith("2 scored questions a task, test split, world seed 7;")
+    code, _, err = run("--methods", "full", "--tasks", "scenes/gqa", "--out", str(tmp_path / "7.json"))
+    assert code != 0 and "holds answers with other questions" in err
 
 
 @pytest.mark.parametrize(("arguments", "sizes"), [([], "384"), (["--sizes", "varying"], "varying")])

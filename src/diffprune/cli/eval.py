@@ -62,6 +62,9 @@ def command(
         str,
         typer.Option(help="Of the pictures: fixed (192 x 192), 384 or varying; empty takes the model's own, or fixed."),
     ] = "",
+    world_seed: Annotated[
+        int, typer.Option(min=0, help="Of tasks that are drawn: another seed draws other pictures and questions.")
+    ] = 0,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds for methods that draw at random.")] = "0,1,2",
     hard: Annotated[
         bool,
@@ -143,6 +146,7 @@ def command(
         split=split,
         questions=questions,
         sizes=sizes,
+        world_seed=world_seed,
         seeds=seeds,
         hard=hard,
         blind=blind,

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from torch import Tensor
+
 from diffprune.evaluate.encoded import all_asked
 from diffprune.evaluate.runner import Measurement
 from diffprune.evaluate.sources import Questions
 from diffprune.fingerprint import fingerprint
 from diffprune.model import PrunedVLM
 from diffprune.results import library_versions
+from diffprune.saving import exported_state
 
 LENGTH = 12  # letters of a digest
 
@@ -34,7 +37,7 @@ def made_by(
     weights = [
         (f"{number}.{name}", tensor)
         for number, one in enumerate(measurements)
-        for name, tensor in one.pruner.state_dict().items()
+        for name, tensor in _weights(one).items()
         if tensor.numel()
     ]
     model = str(getattr(vlm.base.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
@@ -49,6 +52,12 @@ def made_by(
         "precision": f"{vlm.base.dtype}".removeprefix("torch.") + f" on {vlm.base.device.type}",
         "versions": ", ".join(f"{name} {version}" for name, version in library_versions().items()),
     }
+
+
+def _weights(one: Measurement) -> dict[str, Tensor]:
+    """What a measurement's answers depend on; a saved pruner's throttler starts anew in every process, unused."""
+    state = one.pruner.state_dict()
+    return state if one.throttle is not None else exported_state(state)
 
 
 def _digest(*texts: str) -> str:

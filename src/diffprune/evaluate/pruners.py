@@ -126,7 +126,7 @@ def load_pruners(
 
 def takes_weights(name: str, trained: Pruner) -> bool:
     """Whether a method of the command line chooses by the weights of a trained one."""
-    if name == ORACLE or name.endswith(THROTTLED):
+    if name in (ORACLE, DOWNSCALE) or name.endswith(THROTTLED):
         return False
     kind = parse_method(name)
     return is_choice_of(kind.name, trained) or (kind.name == trained.name and not kind.options)

@@ -29,7 +29,7 @@ from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import HELD, Measurement, evaluate_questions
 from diffprune.evaluate.scoring import make_sheet
 from diffprune.evaluate.shards import SHARD, parse_shard, part_of, shard_places
-from diffprune.evaluate.sources import Questions, find_tasks
+from diffprune.evaluate.sources import Questions, build_tasks
 from diffprune.methods.naming import split_methods
 from diffprune.model import PrunedVLM
 from diffprune.results import write_results
@@ -54,6 +54,7 @@ class Asked:
     split: str = "test"
     questions: int = 500
     sizes: str = ""
+    world_seed: int = 0
     seeds: str = "0,1,2"
     hard: bool = False
     blind: bool = False
@@ -90,11 +91,16 @@ class Session:
         self.shard = parse_shard(asked.shard) if asked.shard else None
         if asked.hard and DOWNSCALE not in split_methods(asked.methods):
             raise ValueError(f"--hard compares with {DOWNSCALE}, which is not among the methods; add it to --methods")
+        if asked.world_seed and asked.data is not None:
+            raise ValueError(
+                f"--world-seed {asked.world_seed} is for tasks that are drawn, not for --data; leave it out"
+            )
         if asked.data is not None:
             self.questions: Questions = read_questions(asked.data)
         else:
-            source, names = find_tasks(asked.tasks)
-            self.questions = source.build(names, split=asked.split, count=asked.questions, sizes=asked.sizes)
+            self.questions = build_tasks(
+                asked.tasks, split=asked.split, count=asked.questions, sizes=asked.sizes, seed=asked.world_seed
+            )
         default = TOKENS if asked.data is None else TOKENS_OF_FILES
         self.max_new_tokens = asked.max_new_tokens or default
 
@@ -209,6 +215,7 @@ class Session:
         if asked.out is not None:
             if asked.data is None:
                 counted = f"{asked.questions} scored questions a task, {asked.split} split"
+                counted += f", world seed {asked.world_seed}" if asked.world_seed else ""
             else:
                 counted = f"{len(sheet.questions)} prompts"
             part = f"shard {asked.shard}" if asked.shard else ""

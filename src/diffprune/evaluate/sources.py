@@ -1,5 +1,6 @@
 """Where tasks come from: sources behind the door `diffprune.tasks`, each a package's own or one written for a test."""
 
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class TaskSource(Protocol):
     def build(self, names: Sequence[str], *, split: str = "test", count: int = 500, sizes: str = "") -> Questions:
         """Tasks by name; what a source has no split or size of, it refuses in a sentence.
 
+        A source that draws its pictures may also take `seed`, 0 by default: another one draws others.
+
         Args:
             count: Scored units of each task: questions, pairs, sets of rotations.
             sizes: Of the pictures; empty takes the source's or the model's own.
@@ -79,6 +82,17 @@ class TaskSource(Protocol):
 def task_sources() -> dict[str, TaskSource]:
     """Every source of tasks that can be imported, by name."""
     return doors.load_all(doors.TASKS)
+
+
+def build_tasks(text: str, *, split: str, count: int, sizes: str, seed: int = 0) -> Questions:
+    """The tasks that a comma-separated list names (`find_tasks`), of the world with that seed where it is not 0."""
+    source, names = find_tasks(text)
+    drawn: dict[str, Any] = {}
+    if seed:
+        if "seed" not in inspect.signature(source.build).parameters:
+            raise ValueError(f"--world-seed {seed}: the questions of {text!r} are not drawn from a seed; leave it out")
+        drawn["seed"] = seed
+    return source.build(names, split=split, count=count, sizes=sizes, **drawn)
 
 
 def find_tasks(text: str) -> tuple[TaskSource, tuple[str, ...]]:

@@ -103,9 +103,11 @@ class HarnessRun:
         if self.harness not in HARNESSES:
             raise ValueError(f"there is no harness {self.harness!r}; choose {' or '.join(HARNESSES)}")
         suite_tasks(self.suite)
-        given = [name for name in ("data", "hard", "blind", "throttled", "shard") if getattr(self.asked, name)]
+        given = [
+            name for name in ("data", "world_seed", "hard", "blind", "throttled", "shard") if getattr(self.asked, name)
+        ]
         if given:
-            raise ValueError(f"--{given[0]} cannot be asked through a harness; leave it out")
+            raise ValueError(f"--{given[0].replace('_', '-')} cannot be asked through a harness; leave it out")
         for method in (ORACLE, DOWNSCALE):
             if method in split_methods(self.asked.methods):
                 raise ValueError(f"method {method} changes what is asked, which the harness does; leave it out")

@@ -17,14 +17,16 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 
 from diffprune.config import RunConfig
+from diffprune.inside.layers import CudnnAttention
 from diffprune.schedules import Schedule
 from diffprune.terminal import count_text, describe_model
 from diffprune.train.checkpointing import remove_unfinished
 from diffprune.train.folder import claimed, keep_config
-from diffprune.train.frozen import recomputing
+from diffprune.train.frozen import compiled, recomputing
 from diffprune.train.repeatable import repeatable
 from diffprune.train.trainer import Part, Trainer
 from diffprune.train.watch import Watch, peak_memory_gb
@@ -95,6 +97,10 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
             quiet=quiet,
         ) as watch,
         recomputing(trainer.vlm.backbone, enabled=config.optim.gradient_checkpointing),
+        compiled(trainer.vlm.backbone, enabled=config.optim.compile),
+        # cuDNN's attention plans anew for every length, on the host, and lengths differ from step to step. Repeatable
+        # runs need it: without the memory-efficient kernel nothing else takes a mask.
+        CudnnAttention(enabled=config.deterministic and torch.backends.cuda.cudnn_sdp_enabled()),
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
         watch.print_line(header(trainer))
