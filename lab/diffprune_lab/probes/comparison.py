@@ -41,8 +41,8 @@ NUM_TEXT = 100  # words of the prompt; about so many make the paper's FLOPs
 TIMES = ("encode_ms", "pruner_ms", "prefill_ms", "ttft_ms")
 RULE = (
     "A lead or a loss *agrees* where its 95 % interval lies above 0 and reaches the paper's number, has the *same "
-    "sign* where it stays below that, is *opposite* where the interval lies below 0, and *not shown* where 0 is inside. A "
-    "retention agrees where the interval holds the paper's number; else it is *more* or *less*. Where two rows have no "
+    "sign* where it stays below it, is *opposite* where it lies below 0, and *not shown* where 0 is inside. A "
+    "retention agrees where its interval holds the paper's number; else it is *more* or *less*. Where two rows have no "
     "paired interval of their difference, one is made of both of theirs, which is wider.\n"
 )
 
@@ -314,7 +314,8 @@ def about_table4(results: Path) -> str:
                 own = {name: f"{row[name]:.2f}" for name in TIMES if name in row}
                 table.append({"method": label(method), "path": f"ours, {row['path']}", **own})
     device = read_results(results / "ttft.json").device
-    return f"{markdown_table(table)}\nOurs on {device}, LLaVA-1.5-7B's shape, one picture, {NUM_TEXT} text tokens, K = 64 (`results/ttft.json`).\n"
+    what = f"LLaVA-1.5-7B's shape, one picture, {NUM_TEXT} text tokens, K = 64 (`results/ttft.json`)"
+    return f"{markdown_table(table)}\nOurs on {device}, {what}.\n"
 
 
 def about_table5(results: Path) -> str:

@@ -245,26 +245,12 @@ def measure_landscape(bench: ScorerBench, run: Run) -> Iterator[Cell]:
             yield Cell(key, seed, {"variation": stepwise_variation(line), "curves": {"line": line.tolist()}})
 
 
-@torch.no_grad()
 def measure_alignment(bench: ScorerBench, run: Run) -> Iterator[Cell]:
     """Captions read with the same scorer throttled, at its last temperature, and hard."""
     settings, config, vlm = bench.settings, run.config, bench.trained(run)
     parts = bench.captions(settings.held_out, settings.captions)
     for keep in settings.keeps:
-        soft, hard, weight = [], [], []
-        for captions in parts:
-            k = captions.counts(keep)
-            tokens, kept = restrict(
-                vlm.rule,
-                captions.tokens,
-                k,
-                tau=config.tau.end,
-                generator=captions.noise(config.seed),
-                remove_below=config.remove_below,
-            )
-            soft.append(answers_read(vlm, captions.batch, tokens, kept))
-            hard.append(answers_read(vlm, captions.batch, captions.tokens, vlm.rule.deploy(captions.tokens, k)))
-            weight.append((kept.alpha * hard_mask(kept.logits, k)).sum(-1) / k)
+        soft, hard, weight = zip(*(both_ways(vlm, captions, config, keep) for captions in parts), strict=True)
         values: Row = {"weight": float(torch.cat(weight).double().mean())}
         both = torch.cat(soft).double().cpu(), torch.cat(hard).double().cpu()  # [M, 2] each
         for column, name in enumerate(READ):
@@ -281,6 +267,20 @@ def measure_alignment(bench: ScorerBench, run: Run) -> Iterator[Cell]:
 
 
 READ = ("top1", "loss")
+
+
+@torch.no_grad()
+def both_ways(
+    vlm: PrunedVLM, captions: Captions, config: RunConfig, keep: float
+) -> tuple[Float[Tensor, "B 2"], Float[Tensor, "B 2"], Float[Tensor, " B"]]:
+    """What is read of each caption throttled and hard, and the share of the soft weights on the tokens kept."""
+    k, noise = captions.counts(keep), captions.noise(config.seed)
+    tokens, kept = restrict(
+        vlm.rule, captions.tokens, k, tau=config.tau.end, generator=noise, remove_below=config.remove_below
+    )
+    soft = answers_read(vlm, captions.batch, tokens, kept)
+    hard = answers_read(vlm, captions.batch, captions.tokens, vlm.rule.deploy(captions.tokens, k))
+    return soft, hard, (kept.alpha * hard_mask(kept.logits, k)).sum(-1) / k
 
 
 def answers_read(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, kept: Kept | Restricted) -> Float[Tensor, "B 2"]:

@@ -115,7 +115,6 @@ class Study:
             contents.append(source.contents(part, 192 // rows, device))
         return cls(vlm, world, settings, tokens, Contents(*(torch.cat(parts) for parts in zip(*contents, strict=True))))
 
-    @torch.no_grad()
     def measure(self, folder: Path, config: RunConfig, vlm: PrunedVLM) -> Iterator[Cell]:
         """What is readable in each place at each stage of one run."""
         pruner, throttle = load_throttled(folder, vlm.method)
@@ -138,6 +137,7 @@ class Study:
                 }
                 yield from cells({**key, "place": place, "reads": reads}, config.seed, found, len(scene))
 
+    @torch.no_grad()
     def _throttled(
         self, pruner: Any, throttle: Throttle, seed: int
     ) -> tuple[dict[str, Float[Tensor, "S N D"]], Bool[Tensor, "S N"]]:
