@@ -1,16 +1,19 @@
 """A ready model in one call: `dp.load` for Python, `load_vlm` for the command line."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from diffprune.fitting import move_model, refuse_full_budget
-from diffprune.loading import is_pruner, load_base
+from diffprune.loading import is_pruner, load_base, require_name
 from diffprune.methods.options import parse_method, require_weights
 from diffprune.model import PrunedVLM
+from diffprune.ops.arguments import checked
 from diffprune.terminal import hush_loader
 from diffprune.types import Budget
 
 
+@partial(checked, but=("name", "keep"))
 def load(name: str | Path, *, method: str | None = None, keep: int | float | None = None, **options: Any) -> PrunedVLM:
     """A ready model in one call: a saved pruner on the base it names, or a base model with a method around it.
 
@@ -27,6 +30,7 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
         vlm = dp.load("llava-hf/llava-1.5-7b-hf", method="divprune", keep=64)
         vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
     """
+    require_name(name)
     if is_pruner(name):
         return PrunedVLM.from_pretrained(name, keep=keep, method=method, **options)
     method = "full" if method is None else method

@@ -6,6 +6,7 @@ dropped tokens masked, or is refused by name: none is taken and then ignored.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from diffprune.backbones.base import Backbone
 from diffprune.backbones.features import FEATURES
 from diffprune.backbones.messages import is_one_talk
 from diffprune.backbones.prompts import Batch
+from diffprune.ops.arguments import shown
 
 MADE_HERE = ("inputs_embeds", "position_ids", "inputs", "decoder_input_ids")
 AHEAD = "belongs to decoding that checks several tokens at once, for which a prompt with gaps is not laid out"
@@ -58,6 +60,11 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "diversity_penalty": (0, 0.0),
     **dict.fromkeys(("token_healing", "low_memory", "is_assistant", "use_mtp"), (False,)),
 }
+# Arguments that are numbers, checked before anything runs: transformers compares them with whatever they are.
+WHOLE = ("max_new_tokens", "min_new_tokens", "num_beams", "num_return_sequences", "top_k", "no_repeat_ngram_size")
+NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty", "max_time")
+SWITCHES = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits")
+LONGEST = 2**31 - 1  # new tokens of an answer
 OF_THE_CALL = ("max_length", "min_length")  # a model's own settings of these are for other prompts
 
 
@@ -121,6 +128,7 @@ def read_request(
 
 def check_arguments(model: Any, kwargs: Mapping[str, Any]) -> None:
     """An error where an argument of `generate` would silently change answers, or is made by the pruned path."""
+    _check_numbers(kwargs)
     for key in MADE_HERE:
         if kwargs.get(key) is not None:
             raise ValueError(f"{key} is made by the pruned path; give images and text instead")
@@ -141,3 +149,21 @@ def check_arguments(model: Any, kwargs: Mapping[str, Any]) -> None:
             continue
         shown = value if isinstance(value, str | int | float | list) else type(value).__name__
         raise ValueError(f"{key}={shown} cannot be given: it {reason}; leave it out")
+
+
+def _check_numbers(kwargs: Mapping[str, Any]) -> None:
+    """An error where an argument that is a number is something else, or a length is none."""
+    for key, kind, wanted in (
+        *((key, Integral, "a whole number") for key in WHOLE),
+        *((key, Real, "a number") for key in NUMBERS),
+    ):
+        value = kwargs.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kind) or value != value or abs(value) > LONGEST:
+            raise ValueError(f"{key}={shown(value)} is not {wanted} that can be used; leave it out or give one")
+        if key == "max_new_tokens" and value < 1:
+            raise ValueError(f"max_new_tokens={value} leaves no token for an answer; give 1 or more")
+    for key in SWITCHES:
+        if not isinstance(kwargs.get(key), bool | None):
+            raise ValueError(f"{key}={shown(kwargs[key])} is neither True nor False; give one")

@@ -20,20 +20,25 @@ class Budget:
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        assert self.rounding in ("nearest", "down"), self.rounding
+        if self.rounding not in ("nearest", "down"):
+            raise ValueError(f'rounding={_short(self.rounding)} is none; choose "nearest" or "down"')
         given: object = self.keep
-        if isinstance(given, bool) or not isinstance(given, Real) or not math.isfinite(given):
-            raise ValueError(f"keep={given!r} is no budget; give tokens as an int (64) or a share as a float (0.111)")
+        if isinstance(given, bool) or not _is_number(given):
+            raise ValueError(
+                f"keep={_short(given)} is no budget; give tokens as an int (64) or a share as a float (0.111)"
+            )
         keep = int(given) if isinstance(given, Integral) else float(given)  # numpy's numbers too
         object.__setattr__(self, "keep", keep)
         if isinstance(keep, int) and keep < 1:
-            raise ValueError(f"keep={keep} keeps nothing; give at least 1 token, or a share above 0.0")
+            raise ValueError(f"keep={_short(keep)} keeps nothing; give at least 1 token, or a share above 0.0")
         if isinstance(keep, float) and not 0.0 < keep <= 1.0:
             raise ValueError(f"keep={keep} is no share; a float lies above 0.0 and at most 1.0, tokens are an int")
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
         """A budget from the command line: "64" is tokens, "0.111" and "1.0" are shares."""
+        if not isinstance(text, str):
+            raise ValueError(f"keep={_short(text)} is no text; give tokens (64) or a share (0.111)")
         try:
             return cls(int(text))
         except ValueError as error:
@@ -44,7 +49,7 @@ class Budget:
         except ValueError as error:
             if "keep=" in str(error):
                 raise
-            raise ValueError(f"keep={text!r} is no budget; give tokens (64) or a share (0.111)") from None
+            raise ValueError(f"keep={_short(text)} is no budget; give tokens (64) or a share (0.111)") from None
 
     def count(self, num_tokens: int) -> int:
         """Tokens to keep of `num_tokens`: never more than there are, and at least one."""
@@ -58,6 +63,15 @@ class Budget:
         import torch
 
         return torch.tensor([self.count(int(n)) for n in mask.sum(-1).cpu()], dtype=torch.int64, device=mask.device)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Integral) or (isinstance(value, Real) and math.isfinite(value))
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def parse_budgets(text: str) -> list[int | float]:

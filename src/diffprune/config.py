@@ -9,6 +9,7 @@ Values come, weakest first, from the defaults below, the recipe, the file, the o
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -273,6 +274,12 @@ class RunConfig:
     recipe: Recipe = "default"
 
     def __post_init__(self) -> None:
+        for key, kind in typing.get_type_hints(RunConfig).items():
+            value: object = getattr(self, key)
+            if not dataclasses.is_dataclass(kind):
+                coerce(kind, value, key)
+            elif type(value) is not kind:
+                raise ValueError(f"{key} is {short(value)}: must be of its own class, as make_config makes it")
         _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
 
 
@@ -311,6 +318,10 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
 
 def make_config(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """A checked `RunConfig` from plain nested values; `overrides` are dotted and win."""
+    if not isinstance(values, Mapping) or not isinstance(overrides, list | tuple):
+        raise ValueError(
+            f"{short(values)} with {short(overrides)}: give a mapping of keys to values, and a list of overrides"
+        )
     for override in overrides:
         values = merge(values, parse_override(override))
     values = _without_retired(values)
@@ -379,8 +390,7 @@ def differences(before: RunConfig, after: RunConfig) -> list[str]:
     def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key, value in values.items():
-            nested = flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-            out |= nested
+            out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
         return out
 
     old, new = (flat(yaml.safe_load(to_yaml(config))) for config in (before, after))

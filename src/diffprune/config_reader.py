@@ -146,10 +146,12 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_override(text: str) -> dict[str, Any]:
     """`"optim.lr=1e-4"` as `{"optim": {"lr": 0.0001}}`; the value is read as YAML."""
+    if not isinstance(text, str):
+        raise ValueError(f"override {short(text)} is no text of the form key.name=value, for example optim.lr=1e-4")
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ValueError(f"override {text!r} is not of the form key.name=value, for example optim.lr=1e-4")
+        raise ValueError(f"override {short(text)} is not of the form key.name=value, for example optim.lr=1e-4")
     nested: Any = parse_yaml(value, f"override {text!r}")
     for part in reversed(parts):
         nested = {part: nested}

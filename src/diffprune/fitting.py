@@ -10,8 +10,10 @@ from diffprune.backbones.base import Backbone
 from diffprune.backbones.splice import NEWLINE_RULES
 from diffprune.base_files import quantiser
 from diffprune.fingerprint import vision_state
+from diffprune.json_files import short
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import parse_method
+from diffprune.ops.arguments import shown
 from diffprune.registry import BACKBONES
 from diffprune.tiles import BUDGETS
 from diffprune.types import Keep
@@ -21,7 +23,13 @@ POSITIONS = ("original", "packed")
 
 def wrap_backbone(model: nn.Module, processor: Any) -> Backbone:
     """The backbone for a loaded model, by its `model_type`."""
-    return require_family(getattr(getattr(model, "config", None), "model_type", None))(model, processor)
+    family = require_family(getattr(getattr(model, "config", None), "model_type", None))
+    if getattr(processor, "image_processor", None) is None:
+        raise ValueError(
+            f"the processor is {shown(processor)}, which has no image_processor; give the model's own: "
+            "AutoProcessor.from_pretrained(...)"
+        )
+    return family(model, processor)
 
 
 def require_family(model_type: str | None) -> type[Backbone]:
@@ -96,11 +104,11 @@ def check_rules(positions: str | None, newline: str, budget: str, keep: Keep | N
     """
     refuse_full_budget(keep)
     if positions not in (None, *POSITIONS):
-        raise ValueError(f'positions={positions!r} is unknown; choose "original" or "packed"')
+        raise ValueError(f'positions={short(positions)} is unknown; choose "original" or "packed"')
     if newline not in NEWLINE_RULES:
-        raise ValueError(f"newline={newline!r} is unknown; choose {', '.join(NEWLINE_RULES)}")
+        raise ValueError(f"newline={short(newline)} is unknown; choose {', '.join(NEWLINE_RULES)}")
     if budget not in BUDGETS:
-        raise ValueError(f"budget={budget!r} is unknown; choose {' or '.join(BUDGETS)}")
+        raise ValueError(f"budget={short(budget)} is unknown; choose {' or '.join(BUDGETS)}")
 
 
 def check_fit(method: Pruner, backbone: Backbone, positions: str | None, budget: str) -> None:

@@ -134,5 +134,5 @@ def _name(kind: Any) -> str:
 
 def short(value: Any) -> str:
     """A value as a message shows it."""
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."

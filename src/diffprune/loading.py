@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from diffprune import doors
@@ -21,7 +22,7 @@ from diffprune.base_files import (
     require_whole,
 )
 from diffprune.fitting import require_family
-from diffprune.json_files import read_json
+from diffprune.json_files import read_json, short
 from diffprune.registry import BACKBONES
 from diffprune.saving import CONFIG_FILE, finish_saving
 from diffprune.terminal import first_line
@@ -103,7 +104,10 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     Args:
         kwargs: Of the stock `from_pretrained`: dtype, device_map, revision, quantization_config, ...
     """
+    require_name(name)
     source = source_of(name)
+    if not isinstance(kwargs.get("revision"), str | None):
+        raise ValueError(f"revision={short(kwargs['revision'])} is no revision; give a branch, a tag or a commit")
     if kwargs.pop("trust_remote_code", False):
         raise ValueError(
             f"trust_remote_code=True would run code from {name}; it is not needed: every family here is one of "
@@ -135,7 +139,7 @@ def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any
     quantised = kwargs.get("quantization_config") or getattr(described, "quantization_config", None)
     require_quantiser(name, quantised)
     processor = describe_processor(name, described.model_type, **hub_options(kwargs))
-    with _explained(name):
+    with _explained(name), _blaming(name, kwargs):
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             name, output_loading_info=True, **kwargs, trust_remote_code=False
         )
@@ -203,6 +207,37 @@ def _explained(name: str, given: str | None = None) -> Iterator[None]:
                 "cannot be reached; try again when it can"
             ) from error
         raise unreachable(given or repr(name), error) from error
+
+
+@contextmanager
+def _blaming(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, whatever the stock loader makes of arguments that it cannot use becomes one sentence that shows them."""
+    try:
+        yield
+    except (OSError, ImportError, MemoryError, torch.OutOfMemoryError):  # of the machine, and said by name
+        raise
+    except Exception as error:
+        given = {
+            key: value
+            for key, value in kwargs.items()
+            if not (key == "attn_implementation" and isinstance(value, str) and value == "sdpa")
+        }
+        if not given:
+            raise
+        listed = ", ".join(f"{key}={short(value)}" for key, value in given.items())
+        raise ValueError(
+            f"{name} cannot be loaded with {listed} ({type(error).__name__}: {first_line(error)[:200]}); leave out "
+            "what the model's from_pretrained does not take"
+        ) from error
+
+
+def require_name(name: str | Path) -> None:
+    """An error where a name can be that of no folder and of no model, whatever is asked for it."""
+    text = str(name)
+    if not isinstance(name, str | Path) or not text or "\0" in text or not text.isprintable() or len(text) > 4000:
+        raise ValueError(f"{short(name)} is no name of a folder or a model; give a text or a Path")
+    if max(len(part.encode()) for part in Path(text).parts or ("",)) > 255:
+        raise ValueError(f"{short(name)} is too long for the name of a folder or a model")
 
 
 def cached_folder(name: str, revision: str | None = None) -> Path | None:

@@ -22,6 +22,7 @@ from diffprune.decoding import Decoder, make_decoder
 from diffprune.losses import share_of
 from diffprune.memory import Memory
 from diffprune.methods.base import Kept, Pruner, Restricted
+from diffprune.ops.arguments import checked_methods
 from diffprune.ops.noise import Generators
 from diffprune.pretrained import SavedPruner
 from diffprune.restriction import restrict, with_soft_mask
@@ -31,6 +32,7 @@ from diffprune.types import Budget, Keep, LMInputs, Selection, VisualTokens, che
 logger = logging.getLogger("diffprune")
 
 
+@checked_methods("__init__", "generate", "select", "prepare", "loss", "logits", "with_method", but=("keep",))
 class PrunedVLM(SavedPruner, Talking, nn.Module):
     """Any loaded Hugging Face VLM with any pruning method around it.
 
@@ -80,10 +82,9 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         self.method = cast(Pruner, method.to(device))
         self.budget, self.budget_rule = Budget(1.0 if keep is None else keep, method.rounding), budget
         # A method inside the language model counts anew by itself, and three numbers for a place stay as they are.
-        own_positions = method.positions if self.backbone.plain_positions and not method.is_inside else "original"
-        self._given_positions, self.positions = positions, positions or own_positions
-        # Budgets the method was trained for, the smallest first; empty where that is not known.
-        self.trained_for: tuple[int | float, ...] = ()
+        own = method.positions if self.backbone.plain_positions and not method.is_inside else "original"
+        self._given_positions, self.positions = positions, positions or own
+        self.trained_for: tuple[int | float, ...] = ()  # budgets, the smallest first; empty where that is not known
         self.artefact: dict[str, Any] = {}  # what the config.json said that it was loaded from, or will say
         self.decoder: Decoder = make_decoder(self.backbone, self.method)
         self.fast: Any = None  # a `fast.FastPath` after compile()
@@ -172,7 +173,6 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         return (loss, alpha) if return_alpha else loss
 
     forward = loss
-
     # ------------------------------------------------------------------------------------- inference: drop
 
     @torch.inference_mode()
@@ -280,9 +280,9 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             return check_counts(keep, tokens.counts)
         if self.method.name == "full":
             fitting.refuse_full_budget(keep)
-        if isinstance(keep, Sequence):
+        if isinstance(keep, Sequence) and not isinstance(keep, str | bytes):
             return counts_of_each(keep, tokens.mask, self.method.rounding)
-        budget = self.budget_of(keep)
+        budget = self.budget_of(cast(Any, keep))
         if isinstance(budget.keep, int) and budget.keep > int(tokens.counts.min()):
             self._say_once(f"keep={budget.keep} is more than an image has ({int(tokens.counts.min())}): all are kept")
         return budget.counts(tokens.mask)
@@ -296,5 +296,5 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
-            self._said.add(sentence)
             logger.warning(sentence)
+        self._said.add(sentence)

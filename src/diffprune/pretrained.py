@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from diffprune.loading import require_name
+from diffprune.ops.arguments import checked_methods
 from diffprune.results import Row
 from diffprune.saved_pruners import load_pruned_vlm
 from diffprune.saving import describe, exported_state, save_pruner
 
 
+@checked_methods("save_pretrained", "push_to_hub")
 class SavedPruner:
     """The part of `PrunedVLM` that saves and loads."""
 
@@ -30,6 +33,7 @@ class SavedPruner:
             notes: Kept in the config.
             card_rows: Measured rows (`read_results(path).rows`) for the table of the model card.
         """
+        require_name(directory)
         method: Any = self.method  # type: ignore[attr-defined]
         config = describe(self, base_id=base_id, notes=notes)
         save_pruner(directory, state=exported_state(method.state_dict()), config=config, card_rows=card_rows)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from diffprune import doors
+from diffprune.json_files import short
 
 T = TypeVar("T", bound=type)
 _REGISTERED = re.compile(
     r"\bregister\(([^()]*)\)"
 )  # the names that a file gives its classes, as they stand in its text
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
 class Registry(Generic[T]):
@@ -48,6 +51,11 @@ class Registry(Generic[T]):
         return add
 
     def _add(self, name: str, item: T) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(item, type):
+            raise ValueError(
+                f"{short(item)} cannot be registered as {self.kind} {short(name)}; decorate a class, and name it by "
+                "letters, digits, _, - and ."
+            )
         known = self._found.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (item.__module__, item.__qualname__):
             raise ValueError(
@@ -63,6 +71,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """The class of that name; a wrong name is answered with the near ones."""
+        if not isinstance(name, str):
+            raise ValueError(f"{short(name)} is no name of a {self.kind}; give a text")
         if name not in self:
             raise self._unknown(name, self.names())
         return self._found[name]
@@ -95,7 +105,7 @@ class Registry(Generic[T]):
     def _unknown(self, name: str, known: list[str]) -> ValueError:
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-        return ValueError(f"unknown {self.kind} {name!r}; {hint}")
+        return ValueError(f"unknown {self.kind} {short(name)}; {hint}")
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):

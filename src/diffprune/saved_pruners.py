@@ -13,7 +13,7 @@ from diffprune.base_files import quantiser
 from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import plain_model, refuse_offloaded, wrap_backbone
 from diffprune.json_files import short
-from diffprune.loading import load_base, may_be_on_hub, model_sources, say_hub_is_asked
+from diffprune.loading import load_base, may_be_on_hub, model_sources, require_name, say_hub_is_asked
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import build_method, deployed_as, make_options
 from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, load_pruner
@@ -35,6 +35,13 @@ def load_pruned_vlm(
     Args:
         method: How its weights choose, where not by the saved `choice`.
     """
+    require_name(directory)
+    if not isinstance(method, str | None) or not isinstance(allow_other_base, bool):
+        raise ValueError(
+            f"method={short(method)}, allow_other_base={short(allow_other_base)}: give a text, and True or False"
+        )
+    if base is None and processor is not None:
+        raise ValueError("a processor was given without its base model; give both, or neither")
     folder, restore = local_pruner(directory)
     config, state = load_pruner(folder, restore=restore)
     if keep is None and not config["budgets"]:

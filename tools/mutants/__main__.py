@@ -223,6 +223,8 @@ def main() -> int:
         if child == 0:
             for entry in tried(todo[worker :: options.workers], options.record):
                 word = "caught" if entry["caught"] else f"MISSED (exit code {entry['code']})"
+                if entry["fault"] == nothing.name:  # the control
+                    word = "no fault" if entry["code"] == 0 else f"FAILS WITHOUT A FAULT (exit code {entry['code']})"
                 print(f"{word:8} {entry['seconds']:6} s  {entry['fault']}", flush=True)
             os._exit(0)
         children.append(child)

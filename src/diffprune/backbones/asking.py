@@ -10,7 +10,7 @@ from diffprune.backbones import prompts
 from diffprune.backbones.features import Layout, read_features
 from diffprune.backbones.messages import Talk, read_talks
 from diffprune.backbones.processors import move_features, open_by_prompt, pixel_seed
-from diffprune.backbones.prompts import IGNORE, Batch, Exchange
+from diffprune.backbones.prompts import IGNORE, Batch, Exchange, require_unicode
 
 
 class Asking:
@@ -125,6 +125,8 @@ class Asking:
 
     def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:
         """The family's own processor on prompts whose placeholders are counted already."""
+        for text in prompts:
+            require_unicode(text)
         flat = [image for row in pictures for image in row]
         kwargs: dict[str, Any] = {"images": flat} if flat else {}
         return dict(self.processor(text=prompts, padding=True, padding_side="left", return_tensors="pt", **kwargs))
@@ -145,6 +147,7 @@ class Asking:
 
     def _answer_ids(self, answer: str) -> list[int]:
         """An answer as the model would write it: one space, the words, the end token."""
+        require_unicode(answer)
         ids = self.tokenizer(" " + answer, add_special_tokens=False)["input_ids"]
         return [*ids, self.tokenizer.eos_token_id]
 

@@ -36,7 +36,9 @@ class Talk:
 def is_one_talk(messages: Any) -> bool:
     """Whether messages are those of one conversation; else each entry is a conversation."""
     if not isinstance(messages, list | tuple) or not messages:
-        raise ValueError(f"messages={messages!r} holds no conversation; give a list of messages with role and content")
+        raise ValueError(
+            f"messages={_short(messages)} holds no conversation; give a list of messages with role and content"
+        )
     return isinstance(messages[0], Mapping)
 
 
@@ -67,9 +69,9 @@ def _read(messages: Any, images: Any, files: bool) -> Talk:
     for number, message in enumerate(messages, start=1):
         where = f"message {number}"
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise ValueError(f"{where} is {message!r}; give a dict with role and content")
-        if message["role"] not in ROLES:
-            raise ValueError(f"{where} has the role {message['role']!r}; there are {', '.join(ROLES)}")
+            raise ValueError(f"{where} is {_short(message)}; give a dict with role and content")
+        if not isinstance(message["role"], str) or message["role"] not in ROLES:
+            raise ValueError(f"{where} has the role {_short(message['role'])}; there are {', '.join(ROLES)}")
         content: list[Message] = []
         for part in _parts(message["content"], where):
             if part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
@@ -134,5 +136,5 @@ def _decode(url: str, where: str) -> Image.Image:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:60] + "..."

@@ -80,6 +80,18 @@ def in_turns(processor: Any, turns: Sequence[Mapping[str, Any]], *, family: str)
         raise ValueError(f"the chat template of this {family} model refuses these messages: {error}") from error
 
 
+def require_unicode(text: str) -> None:
+    """An error where a text holds half of a surrogate pair, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        near = ascii(text[max(0, error.start - 20) : error.end + 20])
+        raise ValueError(
+            f"the text {near} holds the lone surrogate {text[error.start]!a}, which is no character; "
+            "decode it again with errors='replace'"
+        ) from None
+
+
 def require_placeholders(text: str, num_images: int, image_token: str) -> None:
     """An error where a prompt does not hold one placeholder for each image."""
     found = text.count(image_token)

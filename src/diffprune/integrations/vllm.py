@@ -19,7 +19,7 @@ TESTED = ((0, 32), (0, 33))  # from, and before: what the extra `vllm` asks for
 
 def register() -> None:
     """Make the model class known to vLLM by its name; more than once does no harm."""
-    from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
+    from vllm import ModelRegistry  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, f"diffprune.integrations.vllm_model:{ARCHITECTURE}")

@@ -12,10 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from diffprune.ops.arguments import checked
 from diffprune.ops.noise import Generators, draw_normal
 from diffprune.ops.soft_topk import Response
 
 
+@checked
 def sqrt_weight(z: Float[Tensor, "..."], *, response: Response = "laplace") -> Float[Tensor, "..."]:
     """sqrt(f(z)) with a finite slope everywhere; exactly 0 and 1 at -inf and inf. `sqrt_weight(-z)` is sqrt(1 - f)."""
     if response == "sigmoid":
@@ -26,6 +28,7 @@ def sqrt_weight(z: Float[Tensor, "..."], *, response: Response = "laplace") -> F
     return torch.where(z > 0, high, low)
 
 
+@checked
 def log_weight(z: Float[Tensor, "..."], *, response: Response = "laplace") -> Float[Tensor, "..."]:
     """log(f(z)) with a slope between 0 and 1, for example as an attention bias. `log_weight(-z)` is log(1 - f)."""
     if response == "sigmoid":
@@ -34,6 +37,7 @@ def log_weight(z: Float[Tensor, "..."], *, response: Response = "laplace") -> Fl
     return torch.where(z > 0, high, z.clamp(max=0) - math.log(2))
 
 
+@checked
 def vp_noise(
     x: Float[Tensor, "B N D"],
     z: Float[Tensor, "B N"],
@@ -63,6 +67,7 @@ def vp_noise(
     return mixed if mu is None else mixed + (1 - signal) * mu.to(x.dtype)
 
 
+@checked
 def linear_gate(
     x: Float[Tensor, "B N D"],
     weights: Float[Tensor, "B N"],
@@ -82,6 +87,7 @@ def linear_gate(
     return m * x + (1 - m) * (replacement if mu is None else replacement + mu.to(x.dtype))
 
 
+@checked
 def scale_gate(x: Float[Tensor, "B N D"], weights: Float[Tensor, "B N"]) -> Float[Tensor, "B N D"]:
     """alpha x: shrinks a token instead of adding noise (the paper's ablation)."""
     return weights.to(x.dtype).unsqueeze(-1) * x

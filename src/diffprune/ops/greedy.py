@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from diffprune.ops.arguments import checked
 from diffprune.ops.hard_topk import check_inputs, per_row, widest
 from diffprune.ops.on_gpu import HALVES, kernels_for, multiplies_halves, products
 
@@ -33,6 +34,7 @@ ROOM = 2**32
 
 
 @torch.no_grad()
+@checked
 def wide_cosines(x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N N"]:
     """The cosine of the angle between every two tokens, in float32 whatever type they have.
 
@@ -47,6 +49,7 @@ def wide_cosines(x: Float[Tensor, "B N D"]) -> Float[Tensor, "B N N"]:
 
 
 @torch.no_grad()
+@checked
 def greedy_diverse(
     x: Float[Tensor, "B N D"],
     worth: Float[Tensor, "B N"],
@@ -71,6 +74,7 @@ def greedy_diverse(
 
 
 @torch.no_grad()
+@checked
 def cosine_matrix(
     first: Float[Tensor, "B M D"],
     second: Float[Tensor, "B N D"] | None = None,
@@ -90,6 +94,7 @@ def cosine_matrix(
     return first @ second.transpose(1, 2)
 
 
+@checked
 def unit_range(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"], *, floor: float = 0.0) -> Float[Tensor, "B N"]:
     """(value - min + floor) / (max - min) over each row's real tokens; 1 where all are equal, 0 at padding."""
     lowest = values.masked_fill(~mask, torch.inf).amin(-1, keepdim=True)
@@ -98,6 +103,7 @@ def unit_range(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"], *, floor
 
 
 @torch.no_grad()
+@checked
 def greedy_determinant(
     kernel: Float[Tensor, "B N N"],
     k: int | Int[Tensor, " B"],
@@ -134,6 +140,7 @@ def greedy_determinant(
 
 
 @torch.no_grad()
+@checked
 def greedy_orthogonal(
     x: Float[Tensor, "B N D"],
     k: int | Int[Tensor, " B"],
@@ -173,6 +180,7 @@ def greedy_orthogonal(
 
 
 @torch.no_grad()
+@checked
 def greedy_max_min(
     distance: Float[Tensor, "B N N"], k: int | Int[Tensor, " B"], mask: Bool[Tensor, "B N"] | None = None
 ) -> Int64[Tensor, "B K"]:
@@ -204,6 +212,7 @@ def greedy_max_min(
 
 
 @torch.no_grad()
+@checked
 def greedy_coverage(
     coverage: Float[Tensor, "B R N"], k: int | Int[Tensor, " B"], mask: Bool[Tensor, "B N"] | None = None
 ) -> Int64[Tensor, "B K"]:

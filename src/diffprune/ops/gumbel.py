@@ -4,11 +4,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from diffprune.ops.arguments import checked
 from diffprune.ops.hard_topk import hard_mask
 from diffprune.ops.noise import Generators, draw_gumbel
 from diffprune.ops.soft_topk import Response, Temperature, soft_topk
 
 
+@checked
 def gumbel_topk(
     logits: Float[Tensor, "B N"],
     k: int | Int[Tensor, " B"],
@@ -41,6 +43,7 @@ def gumbel_topk(
     return _straight_through(hard_mask(perturbed, k, mask), soft)
 
 
+@checked
 def gumbel_keep(
     log_probs: Float[Tensor, "B N 2"],
     previous: Float[Tensor, "B N"] | None = None,
@@ -61,7 +64,7 @@ def gumbel_keep(
         generator: Draws the Gumbel noise; a sequence gives each row its own.
         noise: Gumbel noise drawn before, instead of a generator.
     """
-    if not tau > 0:
+    if not 0 < tau < float("inf"):
         raise ValueError(f"tau={tau} is no temperature; give a number above 0 (smaller is harder)")
     perturbed = _perturb(log_probs, generator, noise)
     soft = (perturbed / tau).softmax(-1)[..., 0]

@@ -4,7 +4,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor
 
+from diffprune.ops.arguments import checked
 
+
+@checked
 def hard_topk(
     logits: Float[Tensor, "B N"],
     k: int | Int[Tensor, " B"],
@@ -29,6 +32,7 @@ def hard_topk(
     return keep.masked_fill(keep == num_tokens, -1)
 
 
+@checked
 def hard_mask(
     logits: Float[Tensor, "B N"],
     k: int | Int[Tensor, " B"],
@@ -41,6 +45,7 @@ def hard_mask(
     return torch.zeros_like(kept).scatter(-1, _descending(logits, mask), kept)
 
 
+@checked
 def take_tokens(x: Shaped[Tensor, "B N D"], keep: Int64[Tensor, "B K"]) -> Shaped[Tensor, "B K D"]:
     """The tokens that `keep` names, in its order; zeros where `keep` is -1."""
     index = keep.clamp(min=0).unsqueeze(-1).expand(-1, -1, x.shape[-1])  # [B, K, D]

@@ -4,7 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffprune.ops.arguments import checked
 
+
+@checked
 def rotate(
     x: Float[Tensor, "B H T E"], cos: Float[Tensor, "#B T E"], sin: Float[Tensor, "#B T E"]
 ) -> Float[Tensor, "B H T E"]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from diffprune.ops.arguments import checked
 from diffprune.ops.hard_topk import check_inputs, per_row
 
 Temperature = float | int | Float[Tensor, ""] | Float[Tensor, " B"]  # one for all rows, or one for each
@@ -49,6 +50,7 @@ def soft_topk(
 ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]: ...
 
 
+@checked
 def soft_topk(
     logits: Float[Tensor, "B N"],
     k: int | Float[Tensor, " B"] | Int[Tensor, " B"],

@@ -22,6 +22,8 @@ from accelerate import Accelerator
 
 from diffprune.config import RunConfig
 from diffprune.inside.layers import CudnnAttention
+from diffprune.json_files import short
+from diffprune.loading import require_name
 from diffprune.schedules import Schedule
 from diffprune.terminal import count_text, describe_model
 from diffprune.train.checkpointing import remove_unfinished
@@ -53,7 +55,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def train_pruner(config: RunConfig, folder: Path, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+def train_pruner(config: RunConfig, folder: str | Path, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train as the config says and save the pruner into `folder`; what came out, as plain values.
 
     `main` is True in the first process alone, the one that prints.
@@ -63,6 +65,12 @@ def train_pruner(config: RunConfig, folder: Path, *, resume: bool = False, quiet
         resume: Go on from the folder's last checkpoint, or start where there is none.
         quiet: Show nothing on stderr.
     """
+    if not isinstance(config, RunConfig) or not isinstance(folder, str | Path):
+        raise ValueError(
+            f"train({short(config)}, {short(folder)}): give a Config (dp.Config) and the folder of the run"
+        )
+    require_name(folder)
+    folder = Path(folder)
     with repeatable(config.deterministic):
         return _claim_and_train(config, folder, resume=resume, quiet=quiet)
 
