@@ -140,8 +140,7 @@ class OptimConfig:
         precision: Of the forward and backward pass; the trained weights are float32.
         gradient_checkpointing: Run each decoder layer of the frozen model again in the backward pass instead of
             keeping what it computed: less memory, more time.
-        compile: Let torch.compile fuse what a decoder layer of the frozen model does, forwards and backwards. The first
-            steps wait for the compiler; worth it for long runs on a GPU.
+        compile: Let torch.compile fuse the frozen model's decoder layers; the first steps wait for the compiler.
     """
 
     lr: float = 2e-4

@@ -7,11 +7,15 @@ import safetensors.torch
 import torch
 
 from diffprune.config import make_config
+from diffprune.evaluate.files import read_questions
+from diffprune.evaluate.made_by import made_by
+from diffprune.evaluate.runner import Measurement
 from diffprune.evaluate.throttled import load_throttled, run_config
 from diffprune.model import PrunedVLM
 from diffprune.saving import WEIGHTS_FILE
 from diffprune.train.checkpointing import list_checkpoints
 from diffprune.train.run import train_pruner
+from tests.evaluate.own_questions import write_jsonl
 from tests.train import runs
 
 
@@ -59,3 +63,26 @@ def test_a_pruner_of_other_weights_is_not_taken_for_the_run_s(trained: Path) -> 
         next(vlm.method.parameters()).add_(1.0)
     with pytest.raises(ValueError, match=r"the saved pruner and the last checkpoint of .* differ"):
         load_throttled(trained, vlm.method)
+
+
+def test_answers_of_a_saved_scorer_follow_from_the_same_in_every_load(trained: Path, tmp_path: Path) -> None:
+    """A loaded pruner's throttler is drawn anew and takes no part in its answers; another scorer's are told apart."""
+    questions = read_questions(write_jsonl(tmp_path, 2))
+
+    def follows(change: float = 0.0) -> dict[str, str]:
+        vlm = PrunedVLM.from_pretrained(trained)
+        states.append(vlm.method.state_dict())
+        if change:
+            weight = next(value for name, value in states[-1].items() if not name.startswith("throttle_"))
+            weight.add_(change)
+        run = Measurement(method="diffprune", keep=4, seed=0, pruner=vlm.method)
+        return made_by(vlm, questions, [run], max_new_tokens=3)
+
+    states: list[dict[str, torch.Tensor]] = []
+    torch.manual_seed(1)
+    first = follows()
+    torch.manual_seed(2)
+    assert follows() == first
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0]), "both were drawn the same"
+    other = follows(change=0.5)
+    assert {name for name in first if other[name] != first[name]} == {"pruners"}

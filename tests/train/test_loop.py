@@ -183,3 +183,17 @@ def test_weight_decay_shrinks_weights_beside_their_gradient() -> None:
     assert weight.tolist() == pytest.approx([2.0 * 0.95, -3.0 * 0.95])
     losses = {decay: run(weight_decay=decay)[0] for decay in (0.0, 5.0)}
     assert losses[0.0] == pytest.approx(GOLDEN, rel=1e-3) and losses[5.0][-1] != pytest.approx(GOLDEN[-1], rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_adamw_is_one_kernel_and_steps_as_on_a_cpu() -> None:
+    stepped = []
+    for device in ("cpu", "cuda"):
+        weight = torch.nn.Parameter(torch.tensor([2.0, -3.0], device=device))
+        optimizer = make_optimizer([weight], OptimConfig(lr=0.1, weight_decay=0.5))
+        assert optimizer.defaults["fused"] is (device == "cuda")
+        weight.grad = torch.tensor([0.3, -0.1], device=device)
+        optimizer.step()
+        stepped.append(weight.tolist())
+    assert stepped[1] == pytest.approx(stepped[0])

@@ -31,6 +31,24 @@ def test_a_run_takes_repeatable_operations_where_asked_and_leaves_the_process_as
     assert set(seen) == {(True, False, WORKSPACE[1]) if wanted else before} and flags() == before
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_cudnn_s_attention_is_off_inside_a_run_unless_it_is_to_be_repeatable(
+    wanted: bool, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed, forward = torch.backends.cuda.cudnn_sdp_enabled, Objective.forward
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        Objective, "forward", lambda *given, **more: (seen.append(allowed()), forward(*given, **more))[1]
+    )
+    before = allowed()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        train(disk, tmp_path / "out", deterministic=wanted, optim={"steps": 1})
+        assert set(seen) == {wanted} and allowed()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 def test_a_setting_of_the_user_s_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WORKSPACE[0], ":16:8")
     with pytest.raises(RuntimeError, match="inside"), repeatable(True):
