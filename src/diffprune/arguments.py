@@ -7,7 +7,7 @@ dropped tokens masked, or is refused by name: none is taken and then ignored.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -160,10 +160,10 @@ def _check_numbers(kwargs: Mapping[str, Any]) -> None:
         value = kwargs.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, kind) or value != value or abs(value) > LONGEST:
+        if isinstance(value, bool) or not isinstance(value, kind) or not -LONGEST <= cast(Any, value) <= LONGEST:
             raise ValueError(f"{key}={shown(value)} is not {wanted} that can be used; leave it out or give one")
         if key == "max_new_tokens" and value < 1:
-            raise ValueError(f"max_new_tokens={value} leaves no token for an answer; give 1 or more")
+            raise ValueError(f"max_new_tokens={value} leaves nothing to say; give 1 or more")
     for key in SWITCHES:
         if not isinstance(kwargs.get(key), bool | None):
             raise ValueError(f"{key}={shown(kwargs[key])} is neither True nor False; give one")
