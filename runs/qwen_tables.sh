@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every table of the scenes-qwen models: trains the three sizes and a scorer for each of three seeds, then writes scaling,
-# scenes_downscale, scenes_positions and batched_eval. Resumable: a stage that is run again does what is missing.
+# scenes_downscale, scenes_positions and batched_eval. Resumable: a stage that is run again does
+# what is missing, and within a study no question twice.
 #
 #   runs/qwen_tables.sh STAGE OUT COMMIT          STAGE: models | probe | tables | all
 #
@@ -92,7 +93,7 @@ tables() {
         --questions "$BATCHED_QUESTIONS" --device "$device" --out "$work/tables/batched_eval.json" >"$work/jobs/batched.txt"
     [ -f "$work/tables/batched_eval.json" ] || pool 1 "$work/jobs/batched.txt" 200
     share_gpu
-    # A process for each study: answers of one model are told apart by what was loaded before it, so models stay together.
+    # A process for each study, side by side; one that is started again keeps the answers it has, in whatever order models load.
     {
         echo downscale "$(left)" "$(study downscale "$of_qwen" ${next[@]+"${next[@]}"})"
         echo positions "$(left)" "$(study positions "$of_qwen" "$of_llava")"
