@@ -288,7 +288,7 @@ def test_a_folder_of_an_earlier_version_goes_on(disk: Path, tmp_path: Path) -> N
     written = (tmp_path / "run.yaml").read_text()
     (tmp_path / "run.yaml").write_text(written + "hardness: 0.0\nhardness_ramp: 1.0\n")  # settings that did nothing
     state = next(tmp_path.glob("checkpoint-*/state.json"))
-    keys = {"step", "best", "random", "waited", "skipped", "skipped_last", "broken", "early", "seconds"}
+    keys = {"step", "best", "random", "waited", "skipped", "skipped_last", "broken", "early", "warned", "seconds"}
     assert set(json.loads(state.read_text())["state"]) == keys | {
         "batch",
         "base",

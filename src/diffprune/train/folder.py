@@ -36,6 +36,7 @@ class RunState(Progress):
         waited: Validations since the best one, counted once the temperature has settled.
         broken: Rows that could not be used.
         early: Whether patience has run out.
+        warned: What went wrong, a sentence for each sign (`guardian.signs`).
         seconds: Of training, over all sittings.
         batch: Samples of the global batch.
         base: Fingerprint of the frozen model; None where it is split over processes.
@@ -48,6 +49,7 @@ class RunState(Progress):
     waited: int = 0
     broken: list[dict[str, Any]] = field(default_factory=list)
     early: bool = False
+    warned: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     batch: int = 0
     base: str | None = None

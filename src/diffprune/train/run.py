@@ -129,6 +129,7 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
         "steps": trainer.steps,
         "best": state.best,
         "random": state.random,
+        "warnings": list(state.warned.values()),
         "skipped": state.skipped,
         "broken": len(state.broken),
         "seconds": state.seconds,

@@ -18,6 +18,7 @@ from diffprune.backbones.prompts import Batch
 from diffprune.config import RunConfig
 from diffprune.fingerprint import sampled_fingerprint
 from diffprune.fitting import wrap_backbone
+from diffprune.methods.base import ScoringPruner
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.schedules import Schedule, resolve_steps
@@ -35,6 +36,7 @@ from diffprune.train.checkpointing import (
 from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.folder import RunState, first_broken, note_broken
 from diffprune.train.frozen import load_frozen
+from diffprune.train.guardian import reversed_scores, signs
 from diffprune.train.loop import descend, make_optimizer, make_schedule
 from diffprune.train.objective import LossKind, Objective
 from diffprune.train.sampler import global_batch, micro_batches
@@ -302,19 +304,14 @@ class Trainer:
         """
         config, state = self.config, self.state
         kinds: tuple[LossKind, ...] = ("throttled", "hard", *(("random",) if state.random is None else ()))
-        throttled, hard, *chance = held_out_losses(
-            self.accelerator.unwrap_model(self.objective),
-            self.held_out,
-            kinds,
-            tau=config.tau.end,
-            num_targets=sum(map(self.count_targets, self.held_out)),
-            accelerator=self.accelerator,
-            total=self.sum_up,
-        )
+        throttled, hard, *chance = self._held_out_losses(kinds)
         if chance:
             (state.random,) = chance
         record = {"step": state.step, "throttled": throttled, "hard": hard, "gap": hard - throttled}
         record["random"] = state.random
+        said = []
+        if state.step > self.schedule.anneal_steps or state.step == self.steps:
+            said = self._watch_over(record)
         judge(
             state,
             record,
@@ -322,11 +319,35 @@ class Trainer:
             patience=config.optim.patience,
             settled=state.step > self.schedule.anneal_steps,
         )
+        if said:
+            record["warnings"] = said
         if record["best"]:
             self.best_weights = {
                 name: value.detach().to("cpu", copy=True) for name, value in self.vlm.method.state_dict().items()
             }
         return record
+
+    def _held_out_losses(self, kinds: Sequence[LossKind]) -> list[float]:
+        return held_out_losses(
+            self.accelerator.unwrap_model(self.objective),
+            self.held_out,
+            kinds,
+            tau=self.config.tau.end,
+            num_targets=sum(map(self.count_targets, self.held_out)),
+            accelerator=self.accelerator,
+            total=self.sum_up,
+        )
+
+    def _watch_over(self, record: dict[str, Any]) -> list[str]:
+        """Add to the record what else tells whether the run goes wrong; a sentence for each sign that is new."""
+        if isinstance(self.vlm.method, ScoringPruner):
+            with reversed_scores(self.vlm.method) as deviations:
+                (record["reversed"],) = self._held_out_losses(("hard",))
+            total, count = self.sum_up(sum(float(one.sum()) for one in deviations), sum(map(len, deviations)))
+            record["deviation"] = total / max(1.0, count)
+        new = {key: said for key, said in signs(record).items() if key not in self.state.warned}
+        self.state.warned |= new
+        return list(new.values())
 
     # --- the end ---
 

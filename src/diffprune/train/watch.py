@@ -103,12 +103,14 @@ class Watch:
         self._keep(record, "train")
 
     def validation(self, record: Record) -> None:
-        """One validation: step, throttled, hard, gap, random, best."""
+        """One validation: step, throttled, hard, gap, random, best, and what went wrong as `warnings`."""
         losses = (
             f"throttled {record['throttled']:.4f}, hard top-K {record['hard']:.4f}, gap {record['gap']:+.4f}, "
             f"random choice {record['random']:.4f}"
         )
         self.print_line(f"step {record['step']}/{self.steps}: {losses}{' (best)' if record['best'] else ''}")
+        for sentence in record.get("warnings", ()):
+            self.print_line(f"warning: {sentence}")
         self._keep(record, "validation")
 
     def print_line(self, sentence: str) -> None:
@@ -124,7 +126,7 @@ class Watch:
         if self.board is not None:
             with writing(BOARD, self.folder):
                 for key, value in record.items():
-                    if key not in ("step", "best"):
+                    if key not in ("step", "best", "warnings"):
                         self.board.add_scalar(f"{kind}/{key}", value, record["step"])
 
 
