@@ -18,7 +18,7 @@
 # Settings: STEPS, BATCH, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION;
 # SCORERS (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW
 # (other learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled
-# answers, else of FEW_SEEDS), EXTRA (overrides of every training), FROM (scorers.tgz of an earlier OUT, where WORK has no
+# answers, else of FEW_SEEDS), OTHER_KEEP (empty: no table of any budget), EXTRA (overrides of every training), FROM (scorers.tgz of an earlier OUT, where WORK has no
 # scorers: our own); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
@@ -41,13 +41,13 @@ if [ "${SIZE:-full}" = tiny ]; then
     world=scenes config=lab/configs/scenes_nano/diffprune_any.yaml model=scenes-nano device=cpu
     : "${STEPS:=3}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${FEW_SEEDS:=42}" "${QUESTIONS:=4}"
     : "${MANY=visionselector}" "${FEW=oc_vtp}"
-    : "${PRECISION:=float32}" "${KEEP:=32,16,8}" "${OTHER_KEEP:=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
+    : "${PRECISION:=float32}" "${KEEP:=32,16,8}" "${OTHER_KEEP=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
 else
     world=${WORLD:-scenes} config=lab/configs/${WORLD:-scenes}_llava/diffprune_any.yaml
     model=$world-llava device=${DEVICE:-}
     : "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456 789 1011}" "${FEW_SEEDS:=42 123 456}"
-    : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP:=256,192,96,48,24}"
+    : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP=256,192,96,48,24}"
     : "${MANY=visionselector oc_vtp glimpse_prune}" "${FEW=dynamic_llava atp_llava dynamicvit p_mod gumbel_ste-masked}"
     : "${JOBS:=16}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
@@ -160,7 +160,7 @@ asked() { echo --tasks "$world" --questions "$QUESTIONS" --keep "$KEEP"; }
 evaluations() {
     local name found=() learned=() place keep seed throttled
     # The longest first.
-    [ -n "$named" ] || evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
+    [ -n "$named" ] || [ -z "$OTHER_KEEP" ] || evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
         --methods diffprune-diverse,random --seeds 0
     for seed in $SEEDS; do
         # Throttled answers take the whole prefix; what shares a seed shares a run of the full model.
