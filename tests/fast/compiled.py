@@ -10,6 +10,7 @@ from tests.contracts.vlm import pruned
 SIZES = {
     "llava": None,
     "llava_next": [(100, 70), (64, 48)],
+    "llava_onevision": [(100, 70), (140, 48)],
     "qwen2_vl": [(100, 70)],
     "qwen2_5_vl": [(100, 70), (112, 84)],
 }

@@ -36,6 +36,9 @@ def on_gpu(family: str, method: str, **options: Any) -> PrunedVLM:
     torch.manual_seed(0)
     model, processor = importlib.import_module(f"tests.tiny.{family}").build()
     vlm = PrunedVLM(tiny.finish(model, processor).cuda(), processor, method=method, keep=5)
+    if method.startswith("diffprune"):
+        for parameter in vlm.method.parameters():  # a head of zeros would hide what the scorer's blocks do
+            torch.nn.init.normal_(parameter, std=0.2)
     sizes = None if family == "llava" else [(100, 70)]
     small: dict[str, Any] = {"batch_sizes": (1, 2), "text_buckets": (64,), "max_new_tokens": 6, "image_sizes": sizes}
     report = vlm.compile(**{**small, **options})
@@ -47,7 +50,7 @@ def on_gpu(family: str, method: str, **options: Any) -> PrunedVLM:
     ("family", "method"),
     [
         *((family, method) for family in ("llava", "qwen2_5_vl") for method in (*BEFORE, "pyramiddrop")),
-        *(("llava_next", method) for method in BEFORE),
+        *((family, method) for family in ("llava_next", "llava_onevision") for method in BEFORE),
     ],
 )
 @pytest.mark.parametrize("compile_layers", [True, False])
@@ -58,7 +61,7 @@ def test_a_captured_model_answers_as_the_reference_path(family: str, method: str
     run = vlm.fast.start(batch)
     captured = vlm.fast.captured(run)
     assert captured["encode"] and captured["prefill"] and captured["decode"]
-    assert captured["splice"] == (family != "llava_next")  # how many newlines stay depends on the choice
+    assert captured["splice"]
     assert captured["prune"] == (method != "pyramiddrop")  # which has nothing to choose before the language model
     assert_same_answers(vlm)
 

@@ -19,6 +19,7 @@ from diffprune.fast.choice import Choose, choose_by_score, choose_diverse, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
 from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
 from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory
+from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import CompileOptions
 from diffprune.fast.pictures import Chooser, Picture, Splicer
 from diffprune.fast.towers import BlockParts, Tower, tower_class
@@ -66,7 +67,7 @@ class Builder:
         self.seconds: dict[str, float] = {}
         self.pictures: dict[tuple[int, ...], Picture] = {}
         self.choosers: dict[tuple[int, ...], Chooser] = {}
-        self.splicers: dict[tuple[int, ...], Splicer] = {}
+        self.splicers: dict[tuple[int, ...], Splicer | NewlineSplicer] = {}
         self.miscompiled: set[tuple[int, ...]] = set()  # picture shapes that were reported when they were compiled
 
     def build(self) -> CompileReport:
@@ -177,8 +178,12 @@ class Builder:
         if self.backbone.newline is None:
             return placeholders, 0
         visual = int(self.backbone.encode(batch).mask.sum())
+        return visual, self.most_newlines(placeholders, visual)
+
+    def most_newlines(self, placeholders: int, visual: int) -> int:
+        """Newlines of a picture that may stay, of its placeholders those that carry no content."""
         is_pruned = self.vlm.method.name != "full"
-        return visual, 0 if is_pruned and self.backbone.keeps_newlines == "none" else placeholders - visual
+        return 0 if is_pruned and self.backbone.keeps_newlines == "none" else placeholders - visual
 
     def bucket_shapes(self, pictures: Sequence[tuple[int, int]]) -> list[tuple[int, int, Cuts | None]]:
         """Rows, columns and cuts of every bucket, the smallest first, for pictures of so many tokens and newlines."""
@@ -273,22 +278,23 @@ class Builder:
                 if chooser.prune is not None:
                     chooser.prune.warm_up(self.pool)
             self.choosers[(*key, k)] = chooser
-            if picture.tokens.slots is not None:
-                continue  # how many newlines stay depends on the choice, so the reference code splices
+            newlines = self.most_newlines(picture.num_placeholders, picture.num_tokens)
             with self.timed("splice"):
                 for bucket in self.buckets:
-                    if bucket.batch == size and bucket.length - k in self.text_buckets and bucket.takes(k):
-                        splicer = Splicer.build(
-                            picture,
-                            chooser,
-                            bucket,
-                            embed=self.decoder.weights.embed,
-                            project=self.backbone.project,
-                            packed=self.vlm.positions == "packed",
-                            capture=self.capture,
-                        )
+                    if bucket.batch == size and bucket.length - k - newlines in self.text_buckets and bucket.takes(k):
+                        splicer = self.make_splicer(picture, chooser, bucket, newlines)
                         splicer.splice.warm_up(self.pool)
                         self.splicers[(*key, k, *bucket.key)] = splicer
+
+    def make_splicer(
+        self, picture: Picture, chooser: Chooser, bucket: Bucket, newlines: int
+    ) -> Splicer | NewlineSplicer:
+        """What puts chosen tokens, and up to so many newlines, into the bucket."""
+        embed, packed = self.decoder.weights.embed, self.vlm.positions == "packed"
+        common: dict[str, Any] = {"embed": embed, "packed": packed, "capture": self.capture}
+        if picture.tokens.slots is None:
+            return Splicer.build(picture, chooser, bucket, project=self.backbone.project, **common)
+        return NewlineSplicer.build(picture, chooser, bucket, backbone=self.backbone, num_newlines=newlines, **common)
 
     def encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
         """Whether the compiled tower gives the stock tower's features; reported once where it does not."""

@@ -126,14 +126,14 @@ class FastPath:
         k = count_before_layers(method, budget, picture.num_tokens)
         request.chooser = self.choosers.get((*key, k))
         text = int((request.mask & (request.ids != self.backbone.image_token_id)).sum(-1).max())
-        long_enough = [bucket for bucket in self.buckets if bucket.batch == size and bucket.length >= k + text]
-        fitting = [bucket for bucket in long_enough if (*key, k, *bucket.key) in self.splicers]
+        same_rows = [bucket for bucket in self.buckets if bucket.batch == size]
+        found = {(*key, k, *bucket.key): bucket for bucket in same_rows}
+        fitting = [each for each in found if each in self.splicers and self.splicers[each].num_text >= text]
         cuts = cuts_of(method, self.backbone, picture.num_tokens, budget.count(picture.num_tokens))
         if cuts is not None:
-            fitting = [bucket for bucket in fitting if bucket.cuts is not None and bucket.cuts.left == cuts.left]
+            fitting = [each for each in fitting if (own := found[each].cuts) is not None and own.left == cuts.left]
         if fitting:
-            request.found = fitting[0]
-            request.splicer = self.splicers[(*key, k, *fitting[0].key)]
+            request.found, request.splicer = found[fitting[0]], self.splicers[fitting[0]]
             request.num_kept = (k,) * request.rows
         elif cuts is not None:
             raise NotCompiled(
@@ -141,7 +141,7 @@ class FastPath:
             )
         elif request.chooser is None:
             self._report("choice", f"keep={budget.keep}", f"compile(keep=({self.keeps[0].keep}, {budget.keep}))")
-        elif picture.tokens.slots is None and long_enough:
+        elif any(bucket.length >= k + text for bucket in same_rows):
             self._report("splice", f"{text} text tokens beside {k} visual ones", f"compile(text_buckets=({text},))")
 
     def _report(self, stage: str, shape: str, way_out: str) -> None:
@@ -192,7 +192,7 @@ class FastPath:
                 return
         if request.picture is not None:
             rows = tokens if request.rows == len(tokens) else tokens.take(range(request.rows))
-            if chooser is not None and chooser.prune is not None and tokens.slots is not None:
+            if chooser is not None and chooser.prune is not None:
                 chooser.prune()
                 request.tokens = rows
                 request.chosen, request.merged = chooser.keep[: request.rows], chooser.kept[: request.rows]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffprune.backbones.prompts import Batch
 from diffprune.fast.buckets import Bucket
+from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import NotCompiled
 from diffprune.fast.pictures import Chooser, Picture, Splicer
 from diffprune.types import Keep, VisualTokens
@@ -24,7 +25,7 @@ class Request:
     host: dict[str, Tensor]  # the prompt, on the host
     picture: Picture | None = None
     chooser: Chooser | None = None
-    splicer: Splicer | None = None
+    splicer: Splicer | NewlineSplicer | None = None
     tokens: VisualTokens | None = None
     chosen: Tensor | None = None
     merged: Tensor | None = None  # features of the chosen tokens, where they are not simply taken

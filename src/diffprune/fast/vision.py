@@ -13,7 +13,7 @@ from diffprune.fast.decoder import Linear, apply_each, norm_eps, side_by_side
 from diffprune.fast.graphs import num_bytes
 from diffprune.fast.towers import BlockParts, MakeBlocks
 from diffprune.nn.blocks import position_angles
-from diffprune.nn.scorer import Scorer
+from diffprune.nn.scorer import Scorer, pack_segments
 from diffprune.ops import rotate
 from diffprune.types import VisualTokens
 
@@ -180,13 +180,16 @@ class FastScorer:
 
     def fix(self, tokens: VisualTokens) -> Callable[[Float[Tensor, "B N D"]], Float[Tensor, "B N"]]:
         """The scorer for tokens of this shape, none of them padding."""
-        return self._fixed(tokens, self.finish)
+        run = self._fixed(tokens, self.finish)
+        return lambda x: run(x)[0]
 
     def fix_both(self, tokens: VisualTokens) -> Callable[[Tensor], tuple[Float[Tensor, "B N"], Float[Tensor, "B N W"]]]:
         """The same with the tokens' last hidden states beside their logits."""
         return self._fixed(tokens, self.finish_both)
 
     def _fixed(self, tokens: VisualTokens, finish: Callable[..., Any]) -> Callable[[Tensor], Any]:
+        if tokens.segment is not None:
+            return self._fixed_by_tile(tokens, tokens.segment, finish)
         angles = position_angles(tokens.coords, self.spec)
         tables = None if angles is None else (angles.cos(), angles.sin())
         nothing = torch.zeros_like(tokens.x).reshape(len(tokens), -1, self.spec.width)  # made once, never written
@@ -199,8 +202,31 @@ class FastScorer:
 
         return run
 
-    def logits(self, residual: Tensor, branch: Tensor, num_tokens: int) -> Float[Tensor, "B N"]:
-        return self.logits_and_hidden(residual, branch, num_tokens)[0]
+    def _fixed_by_tile(
+        self, tokens: VisualTokens, segment: Tensor, finish: Callable[..., Any]
+    ) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        """Tokens attend within their tile; tiles of one length are rows of one call, so that none is padded."""
+        packed = pack_segments(torch.ones_like(segment, dtype=torch.bool), segment)  # [R, M], -1 behind shorter tiles
+        lengths = (packed >= 0).sum(1)
+        groups = [packed[lengths == length, :length] for length in lengths.unique().tolist()]
+        back = torch.cat([index.flatten() for index in groups]).argsort()
+
+        def fix(index: Tensor) -> Callable[[Tensor], Any]:
+            coords = None if tokens.coords is None else tokens.coords.flatten(0, 1)[index]
+            return self._fixed(VisualTokens(x=tokens.x.flatten(0, 1)[index], coords=coords), finish)
+
+        runs = [(index, fix(index)) for index in groups]
+
+        def run(x: Tensor) -> tuple[Tensor, ...]:
+            every = x.flatten(0, 1)
+            found = zip(*(score(every[index]) for index, score in runs), strict=True)  # logits, and hidden states
+            rows = [torch.cat([part.flatten(0, 1) for part in parts])[back] for parts in found]
+            return tuple(each.unflatten(0, x.shape[:2]) for each in rows)
+
+        return run
+
+    def logits(self, residual: Tensor, branch: Tensor, num_tokens: int) -> tuple[Float[Tensor, "B N"]]:
+        return (self.logits_and_hidden(residual, branch, num_tokens)[0],)
 
     def logits_and_hidden(
         self, residual: Tensor, branch: Tensor, num_tokens: int
