@@ -67,7 +67,7 @@ run_part() {
         profile 80 --backbone llava-next-7b --methods full,diffprune --keep "${NEXT_KEEP:-320,640,160}" --image 672x672 --out "$out/speed_next.json"
         ;;
     qwen) # [90] Qwen2.5-VL-7B, 1,296 to 144, and the kernels that its tower and scorer spend their time in.
-        profile 90 --backbone qwen2.5-vl-7b --methods full,diffprune --keep 0.1111 --image 1008x1008 --kernels 14 --out "$out/speed_qwen.json"
+        profile 90 --backbone qwen2.5-vl-7b --methods "full,diffprune,diffprune[groups=merged]" --keep 0.1111 --image 1008x1008 --kernels 14 --out "$out/speed_qwen.json"
         ;;
     training) # [90] The 7B scorer, from pixels.
         timeout 110 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-80}" \

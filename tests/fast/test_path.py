@@ -72,6 +72,15 @@ def test_greedy_answers_are_those_of_the_reference_path(family: str, method: str
     assert sayings() == []
 
 
+@pytest.mark.parametrize("method", ["diffprune", "diffprune-diverse"])
+def test_a_scorer_of_merged_groups_is_compiled_as_such(method: str) -> None:
+    vlm = compiled("qwen2_5_vl", method, vlm=pruned("qwen2_5_vl", method, keep=5, groups="merged"))
+    batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], QUESTIONS[:2])
+    run = vlm.fast.start(batch)
+    torch.testing.assert_close(run.chooser.logits, vlm.method.score(vlm.encode(batch)), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(run.logits, vlm.logits(batch)[0][:, -1], atol=1e-5, rtol=0)
+
+
 def test_other_families_answer_the_same_where_only_the_language_model_is_fast(sayings: Any) -> None:
     for family in ("internvl", "idefics3", "smolvlm"):
         vlm = compiled(family, EveryOther(), image_sizes=[(100, 70)], text_buckets=(160,))

@@ -313,8 +313,8 @@ class Builder:
         if k == tokens.x.shape[1] or method.is_inside:
             return None
         if self.scorer is not None and isinstance(method, ScoringPruner | DiffPruneDiverse):
-            score, exact = self.scorer.fix(tokens), method.score(tokens)
-            if verify.close(score(tokens.x), exact, limit=verify.rounding(self.dtype)):
+            score, probe = self.scorer.fix(tokens), verify.varied(tokens)
+            if verify.close(score(probe.x), method.score(probe), limit=verify.rounding(self.dtype)):
                 if isinstance(method, ScoringPruner):
                     return choose_by_score(score, k, self.vision_compiler)
                 by_hidden = method.options.features == "scorer"

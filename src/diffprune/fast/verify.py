@@ -134,6 +134,12 @@ def same_logits(bucket: Bucket, compiled: Stage, plain: Callable[[], None]) -> b
 # The choice of tokens ------------------------------------------------------------------------------------------------
 
 
+def varied(tokens: VisualTokens) -> VisualTokens:
+    """Tokens with noise added: those of a grey picture may be all alike, and so would be any two rankings of them."""
+    drawn = torch.randn(tokens.x.shape, generator=torch.Generator().manual_seed(0)).to(tokens.x)
+    return replace(tokens, x=tokens.x + drawn * tokens.x.std())
+
+
 def depends_on_features_alone(method: Pruner, tokens: VisualTokens, k: int) -> bool:
     """Whether other pixels with the same features would be treated the same; by a random choice they would not."""
     size = len(tokens)

@@ -13,7 +13,7 @@ from diffprune.fast.decoder import Linear, apply_each, norm_eps, side_by_side
 from diffprune.fast.graphs import num_bytes
 from diffprune.fast.towers import BlockParts, MakeBlocks
 from diffprune.nn.blocks import position_angles
-from diffprune.nn.scorer import Scorer, pack_segments
+from diffprune.nn.scorer import Scorer, merge_groups, pack_segments
 from diffprune.ops import rotate
 from diffprune.types import VisualTokens
 
@@ -171,7 +171,7 @@ class FastScorer:
     def __init__(
         self, scorer: Scorer, make_blocks: MakeBlocks, dtype: torch.dtype, compiler: Callable[..., Any]
     ) -> None:
-        self.spec = scorer.spec
+        self.spec, self.merges = scorer.spec, scorer.groups == "merged"
         self.blocks = make_blocks([scorer_block(block) for block in scorer.blocks], scorer.spec.heads)
         self.norm = None if isinstance(scorer.norm, torch.nn.Identity) else norm_of(scorer.norm, dtype)
         self.head = (scorer.head.weight.detach().float()[0], scorer.head.bias.detach().float())
@@ -190,12 +190,15 @@ class FastScorer:
     def _fixed(self, tokens: VisualTokens, finish: Callable[..., Any]) -> Callable[[Tensor], Any]:
         if tokens.segment is not None:
             return self._fixed_by_tile(tokens, tokens.segment, finish)
-        angles = position_angles(tokens.coords, self.spec)
+        x, coords, width = tokens.x, tokens.coords, self.spec.width
+        if self.merges:
+            x, coords = merge_groups(x, coords, width)
+        angles = position_angles(coords, self.spec)
         tables = None if angles is None else (angles.cos(), angles.sin())
-        nothing = torch.zeros_like(tokens.x).reshape(len(tokens), -1, self.spec.width)  # made once, never written
+        nothing = torch.zeros_like(x).reshape(len(x), -1, width)  # made once, never written
 
         def run(x: Tensor) -> Any:
-            patches, branch = x.reshape(len(x), -1, self.spec.width), nothing
+            patches, branch = merge_groups(x, None, width)[0] if self.merges else x.reshape(len(x), -1, width), nothing
             for index in range(len(self.blocks.weights)):
                 patches, branch = self.blocks(index, patches, branch, tables, None, len(patches))
             return finish(patches, branch, x.shape[1])
