@@ -111,13 +111,17 @@ WITHOUT_EFFECT = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p
 TAKEN = frozenset({"max_new_tokens", "eos_token_id", "pad_token_id"})
 
 
-def greedy_settings(config: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `FastPath.generate` for those of the model's own; `NotCompiled` where not greedy."""
+def greedy_settings(config: Any, kwargs: dict[str, Any], *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Arguments of `FastPath.generate` for those of the model's own; `NotCompiled` where not greedy.
+
+    Args:
+        but: Settings of the config that are not looked at.
+    """
     for name in sorted(kwargs.keys() - NEUTRAL.keys() - WITHOUT_EFFECT - TAKEN):
         raise NotCompiled(f"{name} is not for it")
     for name, neutral in NEUTRAL.items():
         value = kwargs.get(name, getattr(config, name, None))
-        if value is not None and value not in neutral:
+        if name not in but and value is not None and value not in neutral:
             raise NotCompiled(f"{name}={value} asks for more than the likeliest next token")
     if kwargs.get("max_new_tokens") is None:
         raise NotCompiled("max_new_tokens is not given")
@@ -127,3 +131,35 @@ def greedy_settings(config: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
         "pad_id": kwargs.get("pad_token_id"),
     }
+
+
+# What transformers' own processors and criteria do with a step's scores, whatever computed these.
+STEERING = frozenset(
+    {
+        *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+        *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "renormalize_logits"),
+        *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+        *("min_length", "min_new_tokens", "exponential_decay_length_penalty", "watermarking_config"),
+        *("stop_strings", "tokenizer", "max_time", "streamer", "remove_invalid_values"),
+        *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"),
+    }
+)
+
+
+def read_decoding(config: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `FastPath.generate` for those of the model's own; `NotCompiled` where it cannot do as they say.
+
+    Args:
+        config: The model's generation config.
+        kwargs: Of one call of `generate`.
+    """
+    given = {name: value for name, value in kwargs.items() if value is not None or name in TAKEN}
+    streamer = given.pop("streamer", None)
+    try:
+        return {**greedy_settings(config, given), "streamer": streamer}
+    except NotCompiled:
+        looked_at = {key: value for key, value in given.items() if key not in STEERING}
+        greedy_settings(
+            config, looked_at, but=STEERING - {"stop_strings"}
+        )  # which only a call can name a tokenizer for
+    return {"max_new_tokens": given["max_new_tokens"], "steering": kwargs}

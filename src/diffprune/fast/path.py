@@ -10,16 +10,15 @@ from types import NoneType
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from diffprune.backbones.base import with_needs
 from diffprune.backbones.prompts import Batch
+from diffprune.fast.answering import Answering
 from diffprune.fast.build import Builder
 from diffprune.fast.choice import take
 from diffprune.fast.cuts import count_before_layers, cuts_of
 from diffprune.fast.graphs import is_out_of_memory
-from diffprune.fast.options import NotCompiled, greedy_settings, read_options
+from diffprune.fast.options import NotCompiled, read_options
 from diffprune.fast.request import Request, one_budget
 from diffprune.fast.seal import Seal
 from diffprune.inside.stream import real_first
@@ -31,7 +30,7 @@ logger = logging.getLogger("diffprune")
 ON_HOST = ("input_ids", "attention_mask", "image_grid_thw", "image_sizes")  # what a prompt is laid out from
 
 
-class FastPath:
+class FastPath(Answering):
     """Static shapes and CUDA graphs for one `PrunedVLM`; see `diffprune.fast` for how the stages are called.
 
     All requests share the static buffers, so one runs at a time: `generate` and `ttft` of other threads wait for their
@@ -248,7 +247,7 @@ class FastPath:
             raise NotCompiled(f"the prompt is longer than the {longest} columns compiled for")
         bucket = min(fitting, key=lambda bucket: bucket.length)
         bucket.fill(lm, order, valid.sum(-1) - 1)
-        request.found = bucket
+        request.found, request.spliced = bucket, lm
         request.num_kept = tuple(lm.visual.sum(-1).tolist())
 
     @torch.inference_mode()
@@ -264,91 +263,6 @@ class FastPath:
             raise ValueError(f"the cache was made for max_new_tokens={self.max_new_tokens}; compile with more")
         request.bucket.decode()
         request.steps += 1
-
-    # ------------------------------------------------------------------------------------- whole requests
-
-    @torch.inference_mode()
-    def start(self, batch: Batch, *, keep: Keep | None = None) -> Request:
-        """Everything up to the first token; the prompt is laid out while the encoder runs."""
-        request = self._begin(batch, keep)
-        self.encode(request)
-        self._lay_out(request)
-        self.prune(request)
-        self.splice(request)
-        self.prefill(request)
-        return request
-
-    @torch.inference_mode()
-    def ttft(self, batch: Batch, *, keep: Keep | None = None) -> Int[Tensor, " B"]:
-        """The first token of each prompt, on the host."""
-        with self.turn():
-            return self.start(batch, keep=keep).token.cpu()
-
-    @torch.inference_mode()
-    def generate(
-        self,
-        batch: Batch,
-        *,
-        max_new_tokens: int,
-        keep: Keep | None = None,
-        ends: Sequence[int] = (),
-        pad_id: int | None = None,
-    ) -> Int[Tensor, "B T"]:
-        """New tokens by greedy decoding, on the model's device."""
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens} leaves nothing to say; give 1 or more")
-        if max_new_tokens > self.max_new_tokens:
-            raise NotCompiled(f"the answer may be longer than the {self.max_new_tokens} tokens compiled for")
-        with self.turn():
-            request = self.start(batch, keep=keep)
-            done = torch.zeros(request.rows, dtype=torch.bool)
-            end_ids = torch.tensor(list(ends), dtype=torch.int64)
-            pad = self.backbone.pad_id if pad_id is None else pad_id
-            new: list[Tensor] = []
-            for found in self.tokens(request, max_new_tokens):
-                token = torch.where(done, pad, found)
-                new.append(token)
-                done = done | torch.isin(token, end_ids)
-                if bool(done.all()):
-                    break
-            return torch.stack(new, dim=1).to(self.device)
-
-    @torch.inference_mode()
-    def tokens(self, request: Request, max_new_tokens: int) -> Iterator[Int[Tensor, " B"]]:
-        """The newest token of each row on the host, step by step, of a request that was started.
-
-        The next step is launched before a token is given, so the device never waits for the host; a step past the end
-        is thrown away.
-        """
-        host = torch.zeros(max_new_tokens, request.rows, dtype=torch.int64, pin_memory=self.capture)
-        events = [torch.cuda.Event() for _ in range(max_new_tokens)] if self.capture else []
-
-        def fetch(step: int) -> None:
-            host[step].copy_(request.token, non_blocking=True)
-            if events:
-                events[step].record()
-
-        fetch(0)
-        for step in range(max_new_tokens):
-            ahead = step + 1 < max_new_tokens
-            if self.capture and ahead:
-                self.decode(request)
-                fetch(step + 1)
-            if events:
-                events[step].synchronize()
-            yield host[step]
-            if not self.capture and ahead:
-                self.decode(request)
-                fetch(step + 1)
-
-    def answer(self, batch: Batch, *, keep: Keep | None = None, **kwargs: Any) -> Int[Tensor, "B T"] | None:
-        """New tokens as `PrunedVLM.generate` wants them; None, said once, where the reference path must answer."""
-        try:
-            settings = greedy_settings(self.vlm.base.generation_config, kwargs)
-            return self.generate(batch, keep=keep, **settings)
-        except NotCompiled as reason:
-            self.vlm._say_once(f"the fast path cannot answer here: {reason}; such requests run as without compile()")
-            return None
 
     def captured(self, request: Request) -> dict[str, bool]:
         """Which stages of this request are one CUDA graph."""

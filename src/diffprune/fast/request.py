@@ -12,7 +12,7 @@ from diffprune.fast.buckets import Bucket
 from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import NotCompiled
 from diffprune.fast.pictures import Chooser, Picture, Splicer
-from diffprune.types import Keep, VisualTokens
+from diffprune.types import Keep, LMInputs, VisualTokens
 
 
 @dataclass(kw_only=True)
@@ -30,6 +30,7 @@ class Request:
     chosen: Tensor | None = None
     merged: Tensor | None = None  # features of the chosen tokens, where they are not simply taken
     found: Bucket | None = None
+    spliced: LMInputs | None = None  # of the reference code, where that spliced
     steps: int = 0
     num_kept: tuple[int, ...] = field(default=())
 
