@@ -25,7 +25,7 @@ def compiled(family: str, method: Any = "full", *, vlm: PrunedVLM | None = None,
         with torch.no_grad():
             for parameter in vlm.method.parameters():
                 parameter.normal_(std=0.2)
-    small: dict[str, Any] = {"batch_sizes": (1, 2), "text_buckets": (64,), "max_new_tokens": 6}
+    small: dict[str, Any] = {"batch_sizes": (1, 2), "text_buckets": (64,), "max_new_tokens": 6, "on_demand": 0}
     vlm.compile(**{**small, "image_sizes": SIZES.get(family), **options})
     return vlm
 

@@ -88,6 +88,21 @@ def test_what_the_compiler_gets_wrong_is_captured_without_it(
     assert_same_answers(vlm)
 
 
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl"])
+def test_a_shape_made_on_first_use_is_captured_like_the_others(family: str) -> None:
+    vlm = on_gpu(family, "diffprune", on_demand=4)
+    asked: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "return_ids": True}
+    for size, keep in (((180, 60), 5), ((100, 70), 3)):
+        found = vlm.generate([tiny.picture(1, size)], "what is it?", keep=keep, **asked)
+        run = vlm.fast.start(vlm.prepare([[tiny.picture(1, size)]], ["what is it?"]), keep=keep)
+        assert all(vlm.fast.captured(run).values())
+        fast, vlm.fast = vlm.fast, None
+        wanted = vlm.generate([tiny.picture(1, size)], "what is it?", keep=keep, **asked)
+        vlm.fast = fast
+        assert torch.equal(found, wanted)
+    assert vlm.fast.growth.left < 4
+
+
 def test_without_room_the_model_is_as_before_and_can_be_compiled_smaller() -> None:
     vlm = on_gpu("llava", "feature_norm")
     vlm.fast = None

@@ -75,8 +75,7 @@ class Builder:
         if self.capture:
             torch.cuda.empty_cache()
         before = self.allocated()
-        heap = frozen_heap() if self.capture else nullcontext()
-        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), heap:
+        with self.making():
             self.read_weights()
             samples = self.samples()
             shapes = self.bucket_shapes(sorted({self.num_visual(sample) for sample in samples}))
@@ -109,6 +108,13 @@ class Builder:
             buckets=tuple((bucket.batch, bucket.length) for bucket in self.buckets),
             captured=self.capture,
         )
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Where parts are made: their tensors serve requests of any mode, and every shape may be compiled."""
+        heap = frozen_heap() if self.capture else nullcontext()
+        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), heap:
+            yield
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -219,50 +225,73 @@ class Builder:
         The memory pool of the graphs is made here: when all graphs of a pool are gone, nothing can be captured into it.
         """
         self.pool = torch.cuda.graph_pool_handle() if self.capture else None
+        return [self.make_bucket(*shape, self.store) for shape in shapes]
+
+    def make_bucket(self, batch: int, length: int, cuts: Cuts | None, store: CacheStore) -> Bucket:
+        """One bucket over that memory, warmed up, captured and compared."""
         max_new_tokens = self.options.max_new_tokens
-        buckets = []
-        for batch, length, cuts in shapes:
-            bucket = Bucket.build(
-                self.decoder,
-                self.store,
-                batch=batch,
-                length=length,
-                max_new_tokens=max_new_tokens,
-                axes=self.axes,
-                capture=self.capture,
-                cuts=cuts,
-            )
-            with self.timed("prefill"):
-                bucket.prefill.warm_up(self.pool)
-            decodes = max_new_tokens > 1  # the first token is prefill's
-            if decodes:
-                with self.timed("decode"):
-                    bucket.decode.warm_up(self.pool)
-            if self.decoder.compiled:
-                with self.timed("verify"):
-                    try:
-                        scale = self.vlm.base.get_input_embeddings().weight.std()
-                        verify.check_bucket(bucket, self.decoder, scale=scale, decodes=decodes)
-                    except RuntimeError as error:  # plain layers take more room than compiled ones
-                        if not is_out_of_memory(error):
-                            raise
-                        self.vlm._say_once(f"no room to compare {batch} x {length} compiled columns with plain layers")
-            buckets.append(bucket)
-        return buckets
+        bucket = Bucket.build(
+            self.decoder,
+            store,
+            batch=batch,
+            length=length,
+            max_new_tokens=max_new_tokens,
+            axes=self.axes,
+            capture=self.capture,
+            cuts=cuts,
+        )
+        with self.timed("prefill"):
+            bucket.prefill.warm_up(self.pool)
+        decodes = max_new_tokens > 1  # the first token is prefill's
+        if decodes:
+            with self.timed("decode"):
+                bucket.decode.warm_up(self.pool)
+        if self.decoder.compiled:
+            with self.timed("verify"):
+                try:
+                    scale = self.vlm.base.get_input_embeddings().weight.std()
+                    verify.check_bucket(bucket, self.decoder, scale=scale, decodes=decodes)
+                except RuntimeError as error:  # plain layers take more room than compiled ones
+                    if not is_out_of_memory(error):
+                        raise
+                    self.vlm._say_once(f"no room to compare {batch} x {length} compiled columns with plain layers")
+        return bucket
+
+    def add_bucket(self, batch: int, length: int, cuts: Cuts | None) -> None:
+        """One more bucket, with a cache of its own where that of the others is too small."""
+        store, most = self.store, self.store.numel(batch, num_columns(length, self.options.max_new_tokens))
+        if most > len(store.flat[0][0]):
+            store = CacheStore(self.decoder, self.device, self.dtype)
+            store.reserve(most)
+        self.buckets.append(self.make_bucket(batch, length, cuts, store))
+        self.buckets.sort(key=lambda bucket: bucket.key)
 
     # ------------------------------------------------------------------------------------- pictures
 
     def fix_picture(self, tower: Tower, sample: Batch, size: int) -> None:
         """Encoder, choice and splice for `size` pictures of the sample's shape."""
-        several = repeat_batch(sample, size)
         key = (size, *tower.key(sample, sample.features))
         if key in self.pictures:
             return
+        self.add_picture(tower, sample, key)
+        if key in self.miscompiled:
+            return
+        tokens = self.pictures[key].num_tokens
+        for k in sorted({count_before_layers(self.vlm.method, each, tokens) for each in self.keeps}):
+            self.add_chooser(key, k)
+            for bucket in self.buckets:
+                fits = bucket.length - k - self.newlines_of(key) in self.text_buckets
+                if bucket.batch == size and fits and bucket.takes(k):
+                    self.add_splicer(key, k, bucket)
+
+    def add_picture(self, tower: Tower, sample: Batch, key: tuple[int, ...]) -> None:
+        """The encoder of `key[0]` pictures like the sample's; noted as miscompiled where it gives other features."""
+        several = repeat_batch(sample, key[0])
         with self.timed("encode"):
             picture = Picture.build(
                 tower.fix(sample, self.vlm.method.needs),
                 several.features["pixel_values"],
-                size,
+                key[0],
                 tower.describe(several),
                 capture=self.capture,
             )
@@ -272,19 +301,26 @@ class Builder:
                 self.miscompiled.add(key)
                 return
         self.pictures[key] = picture
-        for k in sorted({count_before_layers(self.vlm.method, each, picture.num_tokens) for each in self.keeps}):
-            with self.timed("prune"):
-                chooser = Chooser.build(picture, k, self.choice(picture.tokens, k), capture=self.capture)
-                if chooser.prune is not None:
-                    chooser.prune.warm_up(self.pool)
-            self.choosers[(*key, k)] = chooser
-            newlines = self.most_newlines(picture.num_placeholders, picture.num_tokens)
-            with self.timed("splice"):
-                for bucket in self.buckets:
-                    if bucket.batch == size and bucket.length - k - newlines in self.text_buckets and bucket.takes(k):
-                        splicer = self.make_splicer(picture, chooser, bucket, newlines)
-                        splicer.splice.warm_up(self.pool)
-                        self.splicers[(*key, k, *bucket.key)] = splicer
+
+    def add_chooser(self, key: tuple[int, ...], k: int) -> None:
+        """The choice of k tokens of each of those pictures."""
+        picture = self.pictures[key]
+        with self.timed("prune"):
+            chooser = Chooser.build(picture, k, self.choice(picture.tokens, k), capture=self.capture)
+            if chooser.prune is not None:
+                chooser.prune.warm_up(self.pool)
+        self.choosers[(*key, k)] = chooser
+
+    def newlines_of(self, key: tuple[int, ...]) -> int:
+        """Newlines of one of those pictures that may stay."""
+        return self.most_newlines(self.pictures[key].num_placeholders, self.pictures[key].num_tokens)
+
+    def add_splicer(self, key: tuple[int, ...], k: int, bucket: Bucket) -> None:
+        """The splice of k tokens of each of those pictures into the bucket."""
+        with self.timed("splice"):
+            splicer = self.make_splicer(self.pictures[key], self.choosers[(*key, k)], bucket, self.newlines_of(key))
+            splicer.splice.warm_up(self.pool)
+        self.splicers[(*key, k, *bucket.key)] = splicer
 
     def make_splicer(
         self, picture: Picture, chooser: Chooser, bucket: Bucket, newlines: int

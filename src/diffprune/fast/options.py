@@ -24,6 +24,7 @@ class CompileOptions:
         fuse: Make private copies of weights in a better layout.
         compile_layers: Use `torch.compile` on a GPU.
         autotune: Let it try more kernels for tower and scorer.
+        on_demand: Shapes (picture sizes, budgets, buckets) that may be made on first use, beside those named.
         share: The `FastPath` of another method around the same base model, whose weights and compiled code are used.
     """
 
@@ -35,6 +36,7 @@ class CompileOptions:
     fuse: bool = True
     compile_layers: bool = True
     autotune: bool = False
+    on_demand: int = 8
     share: Any = None
 
 
@@ -48,6 +50,8 @@ def read_options(given: dict[str, Any]) -> CompileOptions:
             check_list(name, value)
         if name == "max_new_tokens":
             check_positive(name, value)
+        if name == "on_demand" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise ValueError(f"on_demand={value!r} is no number of shapes; give 0 or more")
     return CompileOptions(**given)
 
 

@@ -278,7 +278,7 @@ def forget_graphs(fast: Any) -> None:
     """
     for held in (fast.buckets, fast.pictures, fast.choosers, fast.splicers, fast.store.flat):
         held.clear()
-    fast.scorer = None
+    fast.scorer = fast.growth = None
 
 
 def first_line(error: Exception) -> str:
