@@ -149,8 +149,13 @@ def side_by_side(linears: Iterable[Any], *, fuse: bool, dtype: torch.dtype | Non
     each = [linear_of(linear) for linear in linears]
     if dtype is not None:
         each = [(weight.to(dtype), None if bias is None else bias.to(dtype)) for weight, bias in each]
-    if not fuse:
-        return tuple(each)
+    return fused(tuple(each)) if fuse else tuple(each)
+
+
+def fused(each: tuple[Linear, ...]) -> tuple[Linear, ...]:
+    """Linear maps of one input as one map; a single one as it is."""
+    if len(each) == 1:
+        return each
     biases = [bias for _, bias in each if bias is not None]
     assert len(biases) in (0, len(each)), "some of the maps have a bias and some have not"
     return ((torch.cat([weight for weight, _ in each]), torch.cat(biases) if biases else None),)

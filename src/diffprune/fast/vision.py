@@ -9,13 +9,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from diffprune.fast.decoder import Linear, apply_each, norm_eps, side_by_side
+from diffprune.fast.decoder import Linear, apply_each, fused, norm_eps, side_by_side
 from diffprune.fast.graphs import num_bytes
 from diffprune.fast.towers import BlockParts, MakeBlocks
 from diffprune.nn.blocks import position_angles
 from diffprune.nn.scorer import Scorer, merge_groups, pack_segments
 from diffprune.ops import rotate
 from diffprune.types import VisualTokens
+
+
+ROW_BYTES = 16  # at multiples of which rows must begin for the fastest loads
+EVEN_WIDTH = 64  # of which a width is made a multiple where it has to be made wider: what a matrix kernel works on
 
 
 class Norm(NamedTuple):
@@ -52,19 +56,39 @@ def norm_of(norm: Any, dtype: torch.dtype) -> Norm:
 
 
 def block_weights(parts: BlockParts, dtype: torch.dtype, *, fuse: bool) -> BlockWeights:
-    """The weights of a block in that precision."""
+    """The weights of a block in that precision; `fuse` allows copies in a better layout."""
 
     def cast(linears: Sequence[Any]) -> tuple[Linear, ...]:
-        return side_by_side(linears, fuse=fuse and len(linears) > 1, dtype=dtype)
+        return side_by_side(linears, fuse=False, dtype=dtype)
 
+    up, (down,) = cast(parts.up), cast([parts.down])
+    if fuse:
+        up, down = with_even_rows(up, down)
     return BlockWeights(
         norm1=norm_of(parts.norms[0], dtype),
-        qkv=cast(parts.qkv),
+        qkv=fused(cast(parts.qkv)) if fuse else cast(parts.qkv),
         out=cast([parts.out])[0],
         norm2=norm_of(parts.norms[1], dtype),
-        up=cast(parts.up),
-        down=cast([parts.down])[0],
+        up=fused(up) if fuse else up,
+        down=down,
     )
+
+
+def with_even_rows(up: tuple[Linear, ...], down: Linear) -> tuple[tuple[Linear, ...], Linear]:
+    """An MLP of an odd hidden width, made wider by features that are zero on both sides and so change nothing.
+
+    Rows of a matrix that do not begin at multiples of 16 bytes (3,420 half-precision numbers of Qwen2.5-VL's tower) keep
+    matrix products from the kernels that use this hardware best.
+    """
+    weight, bias = down
+    width = weight.shape[1]
+    if width * weight.element_size() % ROW_BYTES == 0:
+        return up, down
+    missing = -width % EVEN_WIDTH
+    wider = tuple(
+        (F.pad(rows, (0, 0, 0, missing)), None if own is None else F.pad(own, (0, missing))) for rows, own in up
+    )
+    return wider, (F.pad(weight, (0, missing)), bias)
 
 
 def normalise(x: Float[Tensor, "*B W"], norm: Norm) -> Float[Tensor, "*B W"]:
