@@ -17,7 +17,6 @@ from diffprune.nn.scorer import Scorer, merge_groups, pack_segments
 from diffprune.ops import rotate
 from diffprune.types import VisualTokens
 
-
 ROW_BYTES = 16  # at multiples of which rows must begin for the fastest loads
 EVEN_WIDTH = 64  # of which a width is made a multiple where it has to be made wider: what a matrix kernel works on
 
@@ -77,8 +76,8 @@ def block_weights(parts: BlockParts, dtype: torch.dtype, *, fuse: bool) -> Block
 def with_even_rows(up: tuple[Linear, ...], down: Linear) -> tuple[tuple[Linear, ...], Linear]:
     """An MLP of an odd hidden width, made wider by features that are zero on both sides and so change nothing.
 
-    Rows of a matrix that do not begin at multiples of 16 bytes (3,420 half-precision numbers of Qwen2.5-VL's tower) keep
-    matrix products from the kernels that use this hardware best.
+    Rows of a matrix that do not begin at multiples of 16 bytes (3,420 half-precision numbers in Qwen2.5-VL's tower)
+    keep matrix products from the kernels that use this hardware best.
     """
     weight, bias = down
     width = weight.shape[1]
