@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,35 +16,18 @@ from diffprune.fast import verify
 from diffprune.fast.buckets import Bucket, CacheStore, num_columns
 from diffprune.fast.choice import Choose, choose_by_score, choose_diverse, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
-from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
+from diffprune.fast.decoder import Decoder, Unsupported, in_eight_bits, read_decoder
 from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory
 from diffprune.fast.newlines import NewlineSplicer
-from diffprune.fast.options import CompileOptions
+from diffprune.fast.options import CompileOptions, CompileReport
 from diffprune.fast.pictures import Chooser, Picture, Splicer
+from diffprune.fast.precision import why_not_eight_bits
 from diffprune.fast.towers import BlockParts, Tower, tower_class
 from diffprune.fast.vision import Blocks, FastScorer
 from diffprune.methods.base import ScoringPruner
 from diffprune.methods.diffprune_diverse import DiffPruneDiverse
 from diffprune.nn.scorer import Scorer
 from diffprune.types import VisualTokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileReport:
-    """What `compile()` did.
-
-    Args:
-        seconds: Of each part.
-        extra_bytes: Memory it holds beyond the model: private copies of weights, the static cache, and on a GPU what
-            the allocator holds more than before (graphs and buffers included).
-        buckets: (batch, length) of every prefill.
-        captured: CUDA graphs were made.
-    """
-
-    seconds: dict[str, float]
-    extra_bytes: dict[str, int]
-    buckets: tuple[tuple[int, int], ...]
-    captured: bool
 
 
 class Builder:
@@ -64,6 +46,12 @@ class Builder:
         compiles = self.capture and options.compile_layers
         self.compiler = Compiler(compiles)
         self.vision_compiler = Compiler(compiles, autotune=options.autotune)
+        self.precision, self.logit_error = options.precision, None
+        if self.precision == "fp8" and (reason := why_not_eight_bits(self.device)):
+            vlm._say_once(f"precision='fp8' is left out, and the model's own is used: {reason}")
+            self.precision = "model"
+        share = options.share
+        self.is_shared = share is not None and share.precision == self.precision  # decoder and all
         self.seconds: dict[str, float] = {}
         self.pictures: dict[tuple[int, ...], Picture] = {}
         self.choosers: dict[tuple[int, ...], Chooser] = {}
@@ -87,7 +75,10 @@ class Builder:
                 )
             )
             with self.timed("verify"):
-                verify.check_language_model(self.backbone, self.decoder, self.store)
+                if not self.is_shared or self.precision == "model":
+                    verify.check_language_model(self.backbone, self.decoder, self.store)
+            if self.precision == "fp8":
+                self.use_eight_bits()
             self.buckets = self.make_buckets_that_agree(shapes)
             if self.tower is not None and self.vlm.budget_rule == "global":
                 for sample in samples:
@@ -95,7 +86,7 @@ class Builder:
                         self.fix_picture(self.tower, sample, batch)
             if self.capture:
                 torch.cuda.empty_cache()  # what only the comparisons took
-        shared = () if self.options.share is not None else (self.decoder.weights, self.tower)
+        shared = () if self.is_shared else (self.decoder.weights, None if self.options.share else self.tower)
         extra = {
             "weights": sum(part.own_bytes for part in (*shared, self.scorer) if part is not None),
             "cache": sum(keys.nbytes + values.nbytes for keys, values in self.store.flat),
@@ -107,7 +98,18 @@ class Builder:
             extra_bytes=extra,
             buckets=tuple((bucket.batch, bucket.length) for bucket in self.buckets),
             captured=self.capture,
+            precision="fp8" if self.precision == "fp8" else str(self.dtype).removeprefix("torch."),
+            logit_error=self.logit_error,
         )
+
+    def use_eight_bits(self) -> None:
+        """The decoder's maps in 8 bits, after it was compared as it is, and how far its logits are off then."""
+        if self.is_shared:
+            self.logit_error = self.options.share.report.logit_error
+            return
+        with self.timed("weights"):
+            before, self.decoder = self.decoder, Decoder(in_eight_bits(self.decoder.weights), self.compiler)
+            self.logit_error = verify.logit_error(self.backbone, self.decoder, before, self.store)
 
     @contextmanager
     def making(self) -> Iterator[None]:
@@ -135,7 +137,7 @@ class Builder:
         """Decoder, tower and scorer as functions over their weights, and the cache without its memory."""
         fuse, share = self.options.fuse, self.options.share
         with self.timed("weights"):
-            if share is None:
+            if not self.is_shared:
                 try:
                     weights = read_decoder(self.vlm.base, self.backbone.language_model, fuse=fuse)
                 except (Unsupported, AttributeError) as error:
@@ -144,7 +146,7 @@ class Builder:
                         "generate() works without it"
                     ) from error
                 self.decoder = Decoder(weights, self.compiler)
-                self.tower = self.read_tower()
+                self.tower = self.read_tower() if share is None else share.tower
             else:
                 self.decoder, self.tower = share.decoder, share.tower
             self.store = CacheStore(self.decoder, self.device, self.dtype)

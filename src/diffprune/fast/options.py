@@ -6,6 +6,8 @@ from numbers import Real
 from types import NoneType
 from typing import Any
 
+from diffprune.fast.precision import PRECISIONS
+
 
 class NotCompiled(ValueError):
     """A request outside what was compiled; the reference path answers it."""
@@ -24,6 +26,7 @@ class CompileOptions:
         fuse: Make private copies of weights in a better layout.
         compile_layers: Use `torch.compile` on a GPU.
         autotune: Let it try more kernels for tower and scorer.
+        precision: Of the decoder's linear maps: "model" (as they are), or "fp8" on cards that have such products.
         on_demand: Shapes (picture sizes, budgets, buckets) that may be made on first use, beside those named.
         share: The `FastPath` of another method around the same base model, whose weights and compiled code are used.
     """
@@ -36,8 +39,31 @@ class CompileOptions:
     fuse: bool = True
     compile_layers: bool = True
     autotune: bool = False
+    precision: str = "model"
     on_demand: int = 8
     share: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileReport:
+    """What `compile()` did.
+
+    Args:
+        seconds: Of each part.
+        extra_bytes: Memory it holds beyond the model: private copies of weights, the static cache, and on a GPU what
+            the allocator holds more than before (graphs and buffers included).
+        buckets: (batch, length) of every prefill.
+        captured: CUDA graphs were made.
+        precision: Of the decoder's linear maps: the model's, or "fp8".
+        logit_error: Of logits in fewer bits: their difference from the model's own, relative to these; else None.
+    """
+
+    seconds: dict[str, float]
+    extra_bytes: dict[str, int]
+    buckets: tuple[tuple[int, int], ...]
+    captured: bool
+    precision: str = ""
+    logit_error: float | None = None
 
 
 def read_options(given: dict[str, Any]) -> CompileOptions:
@@ -50,6 +76,8 @@ def read_options(given: dict[str, Any]) -> CompileOptions:
             check_list(name, value)
         if name == "max_new_tokens":
             check_positive(name, value)
+        if name == "precision" and value not in PRECISIONS:
+            raise ValueError(f"precision={value!r} is not known; give {' or '.join(map(repr, PRECISIONS))}")
         if name == "on_demand" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise ValueError(f"on_demand={value!r} is no number of shapes; give 0 or more")
     return CompileOptions(**given)

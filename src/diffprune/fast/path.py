@@ -50,7 +50,7 @@ class FastPath(Finding, Answering):
         self.decoder, self.tower, self.scorer, self.store = parts.decoder, parts.tower, parts.scorer, parts.store
         self.buckets, self.pictures = parts.buckets, parts.pictures
         self.choosers, self.splicers = parts.choosers, parts.splicers
-        self.miscompiled = parts.miscompiled
+        self.miscompiled, self.precision = parts.miscompiled, parts.precision
         self.reported: set[str] = set()  # stages for which a shape outside what was compiled was reported
         self.growth: Growth | None = Growth(parts, parts.options.on_demand)
 
