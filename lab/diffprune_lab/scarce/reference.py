@@ -44,7 +44,7 @@ def scarce_spec(name: str) -> reference.ReferenceSpec:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of this world's texts."""
-    return reference.build_tokenizer(all_texts())
+    return reference.build_tokenizer(all_texts)
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
