@@ -65,7 +65,7 @@ class Found(NamedTuple):
 
 
 def results_of(results: Path, name: str) -> Results | None:
-    """The content of a results file, None where there is no such file; a file is read once, until it is written anew."""
+    """The content of a results file, read once until it is written anew; None where there is no such file."""
     path = results / f"{name}.json"
     return _read(path, path.stat().st_mtime_ns) if path.exists() else None
 
