@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -186,31 +186,20 @@ def line(results: Path, statement: str, printed: str, file: str, ask: Ask, judge
 
 def retentions(results: Path) -> list[Row]:
     """Table 1: retention, and the lead over the next best method, by both rules."""
-    lines = []
-    for rule in RULES:
-        for keep, printed in RETENTION.items():
-            lines.append(
-                line(
-                    results,
-                    f"keeps at {keep} ({rule})",
-                    f"{printed}",
-                    "main",
-                    lambda rows, keep=keep, rule=rule: retention(rows, keep, rule),
-                    lambda found, printed=printed: reaches(found, printed),
-                )
-            )
-        for keep, printed in AHEAD.items():
-            lines.append(
-                line(
-                    results,
-                    f"ahead of the next best at {keep} ({rule})",
-                    f"{printed}",
-                    "main",
-                    lambda rows, keep=keep, rule=rule: ahead(rows, keep, rule),
-                    lambda found, printed=printed: verdict(found, printed),
-                )
-            )
-    return lines
+    statements = (("keeps", RETENTION, retention, reaches), ("ahead of the next best", AHEAD, ahead, verdict))
+    return [
+        line(
+            results,
+            f"{statement} at {keep} ({rule})",
+            f"{printed}",
+            "main",
+            partial(ask, keep=keep, rule=rule),
+            partial(judge, printed=printed),
+        )
+        for rule in RULES
+        for statement, table, ask, judge in statements
+        for keep, printed in table.items()
+    ]
 
 
 def ablations(results: Path) -> list[Row]:
@@ -221,8 +210,8 @@ def ablations(results: Path) -> list[Row]:
             f"{part} loses at {keep} ({rule})",
             f"{printed}",
             "ablation",
-            lambda rows, keep=keep, part=part, rule=rule: loss_without(rows, keep, part, rule),
-            lambda found, printed=printed: verdict(found, printed),
+            partial(loss_without, keep=keep, part=part, rule=rule),
+            partial(verdict, printed=printed),
         )
         for rule in RULES
         for part, by_budget in ABLATIONS.items()
@@ -232,47 +221,50 @@ def ablations(results: Path) -> list[Row]:
 
 def gradients(results: Path) -> list[Row]:
     """Figures 2 and 3, on the scorers of the worlds' own models."""
+    coherent = "gradients of batches agree, times Gumbel-STE's, at the start"
+    smooth = "loss varies along a line, Gumbel-STE's times ours, at the start"
     return [
         line(
             results,
-            "gradients of batches agree, times Gumbel-STE's, at the start",
+            coherent,
             f"up to {COHERENCE}",
             "coherence",
             lambda rows: ratio(rows, "ratio") or ratio(rows, "ratio_at_least"),
-            lambda found: verdict(found, COHERENCE, 1.0),
+            partial(verdict, printed=COHERENCE, than=1.0),
         ),
         line(
             results,
-            "loss varies along a line, Gumbel-STE's times ours, at the start",
+            smooth,
             f"about {VARIATION:g}",
             "landscape",
-            lambda rows: ratio(rows, "ratio"),
-            lambda found: verdict(found, VARIATION, 1.0),
+            partial(ratio, value="ratio"),
+            partial(verdict, printed=VARIATION, than=1.0),
         ),
     ]
 
 
 def leaks(results: Path) -> list[Row]:
     """What can be read behind the block from tokens of little weight."""
+    statement = "another thing's color behind the block, percent over chance"
     return [
         line(
             results,
-            f"another thing's color behind the block, percent over chance: {throttler} ({recipe} recipe)",
-            LEAKS[throttler],
+            f"{statement}: {throttler} ({recipe} recipe)",
+            said,
             "leak",
-            lambda rows, recipe=recipe, throttler=throttler: over_chance(rows, recipe, throttler),
+            partial(over_chance, recipe=recipe, throttler=throttler),
             lambda found: "read" if found.low > 0 else "not read",
         )
         for recipe in ("paper", "bridge")
-        for throttler in LEAKS
+        for throttler, said in LEAKS.items()
     ]
 
 
-def over_chance(rows: Sequence[Row], recipe: str, throttler: str, *, reads: str = "other") -> Found | None:
+def over_chance(rows: Sequence[Row], recipe: str, throttler: str) -> Found | None:
     """How far above chance a probe reads tokens of the ground behind the block."""
     for row in rows:
         place = (row["recipe"], row["throttler"], row["place"], row["reads"], row["stage"])
-        if place == (recipe, throttler, "ground", reads, "block") and "accuracy" in row:
+        if place == (recipe, throttler, "ground", "other", "block") and "accuracy" in row:
             return Found(*(value - row["chance"] for value in (row["accuracy"], *row["ci95"])))
     return None
 
