@@ -48,8 +48,8 @@ else
     model=$world-llava device=${DEVICE:-}
     : "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456 789 1011}" "${FEW_SEEDS:=42 123 456}"
     : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP=256,192,96,48,24}"
-    : "${MANY=visionselector oc_vtp glimpse_prune}" "${FEW=dynamic_llava atp_llava dynamicvit p_mod gumbel_ste-masked}"
-    : "${JOBS:=16}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
+    : "${MANY=visionselector glimpse_prune dynamic_llava}" "${FEW=oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked}"
+    : "${JOBS:=16}" "${EVAL_JOBS:=16}" "${EVAL_BATCH:=512}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
 : "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
@@ -281,7 +281,8 @@ run_stage() {
     echo "== $1, $(left) s left"
     case $1 in
     train)
-        trainings >"$work/jobs/train.txt"
+        # Behind the trainings, where there is room for it, what needs none.
+        { trainings; [ "$stage" != all ] || evaluations | grep "^$answers-free-"; } >"$work/jobs/train.txt"
         pool "$JOBS" "$work/jobs/train.txt" "$EVAL_SECONDS"
         ;;
     eval)
