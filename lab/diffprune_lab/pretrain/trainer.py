@@ -318,7 +318,7 @@ class Family:
     """
 
     names: Collection[str]
-    stages: Mapping[str, Callable[[Settings], Run]]
+    stages: Mapping[str, Callable[[Any], Run]]  # each of the family's own settings
     package: Callable[..., None] | None
     description: str
     defaults: Mapping[str, Any] = field(default_factory=dict)

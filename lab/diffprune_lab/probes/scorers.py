@@ -251,8 +251,8 @@ def measure_alignment(bench: ScorerBench, run: Run) -> Iterator[Cell]:
     parts = bench.captions(settings.held_out, settings.captions)
     for keep in settings.keeps:
         soft, hard, weight = zip(*(both_ways(vlm, captions, config, keep) for captions in parts), strict=True)
-        both = (torch.cat(one).double().cpu() for one in (soft, hard))  # [M, 2] each
-        values = alignment.side_by_side(READ, *both, torch.cat(weight))
+        throttled, dropped = (torch.cat(one).double().cpu() for one in (soft, hard))  # [M, 2] each
+        values = alignment.side_by_side(READ, throttled, dropped, torch.cat(weight))
         key = {"backbone": bench.backbone, "method": run.method, "keep": keep}
         yield Cell(key, config.seed, values)
 
