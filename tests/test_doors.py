@@ -9,7 +9,8 @@ import pytest
 
 from diffprune import doors
 from diffprune.cli import main as cli
-from diffprune.registry import METHODS
+from diffprune.registry import BACKBONES, METHODS
+from tests.train.runs import save_model
 
 METHOD = '''
 """Keep the first K tokens."""
@@ -76,6 +77,7 @@ def test_a_command_of_the_lab_without_the_lab_says_how_to_get_it(door, capsys, n
 def test_a_method_behind_a_door_is_a_method(door, tmp_path, monkeypatch):
     (tmp_path / "behind_a_door.py").write_text(METHOD.format(name="behind_a_door"))
     monkeypatch.syspath_prepend(str(tmp_path))
+    METHODS.names()  # all are there before: what is first imported below would be forgotten with the copy
     monkeypatch.setattr(METHODS, "_found", dict(METHODS._found))
     door.join("diffprune.methods", "behind_a_door", "behind_a_door:First")
     assert METHODS.get("behind_a_door").card.idea == "keeps the first K tokens"
@@ -115,16 +117,20 @@ def test_a_plugin_without_a_file_is_one_sentence(capsys):
     assert "--plugin has no file" in capsys.readouterr().err
 
 
-def test_one_name_imports_one_file():
+def test_a_loaded_model_imports_one_method_and_one_family(tmp_path):
     code = (
-        "import sys; from diffprune.registry import METHODS; METHODS.get('divprune')\n"
-        "found = {name for name in sys.modules if name.startswith('diffprune.methods.')}\n"
-        "others = found - {'diffprune.methods.divprune', 'diffprune.methods.base', 'diffprune.methods.options'}\n"
-        "print(sorted(others))\n"
-        "assert 'diffprune.methods.fastv' not in found and 'diffprune.methods.holov' not in found"
+        "import sys; import diffprune as dp\n"
+        f"dp.load({str(save_model(tmp_path))!r}, method='divprune', keep=4)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('diffprune.')))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr + run.stdout
+    assert run.returncode == 0, run.stderr
+    found = run.stdout.split()
+    families = {f"diffprune.backbones.{name}" for name in BACKBONES.known()}
+    assert families & set(found) == {"diffprune.backbones.llava"}
+    assert {f"diffprune.methods.{name}" for name in METHODS.known()} & set(found) == {"diffprune.methods.divprune"}
+    parts = {name.split(".")[1] for name in found}
+    assert not parts & {"train", "evaluate", "speed", "fast", "serve", "integrations", "report", "cli"}
 
 
 def test_a_name_that_moved_to_a_package_that_is_not_there_says_so(door):

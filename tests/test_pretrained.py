@@ -15,7 +15,7 @@ from accelerate import cpu_offload
 from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
 import diffprune as dp
-from diffprune import loading, saved_pruners
+from diffprune import api, loading, saved_pruners
 from diffprune.cli import main as cli
 from diffprune.config import BackboneConfig
 from diffprune.fingerprint import sampled_fingerprint, vision_state
@@ -276,6 +276,19 @@ def test_a_budget_without_a_method_is_an_error_in_python(tmp_path: Path) -> None
         with pytest.raises(ValueError, match=NOTHING_CHOOSES):
             give()
     assert PrunedVLM(model, processor, keep=1.0).method.name == "full"
+
+
+def test_a_budget_that_is_none_is_refused_before_a_model_is_loaded(tmp_path: Path, monkeypatch) -> None:
+    make().save_pretrained(tmp_path / "pruner", base_id="owner/model")
+    for module in (api, saved_pruners):
+        monkeypatch.setattr(module, "load_base", lambda *_, **__: pytest.fail("the model is loaded"))
+    for give in (
+        lambda: dp.load("llava-1.5-7b", method="divprune", keep=0),
+        lambda: dp.load(tmp_path / "pruner", keep=0),
+        lambda: PrunedVLM.from_pretrained(tmp_path / "pruner", keep=0),
+    ):
+        with pytest.raises(ValueError, match="keep=0 keeps nothing"):
+            give()
 
 
 @pytest.mark.parametrize("command", ["ask", "show"])

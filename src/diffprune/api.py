@@ -31,6 +31,8 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
         vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
     """
     require_name(name)
+    if keep is not None:
+        keep = Budget(keep).keep  # refused now, not after minutes of loading
     require_revision(options.get("revision"))
     if is_pruner(name, **hub_options(options)):
         return PrunedVLM.from_pretrained(name, keep=keep, method=method, **options)

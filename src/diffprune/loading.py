@@ -313,7 +313,7 @@ def may_be_on_hub(name: str) -> bool:
 
 def hub_id(name: str) -> str:
     """The hub's name of a preset (`llava-1.5-7b`); any other name is its own."""
-    for family in BACKBONES.names():
+    for family in () if "/" in name else BACKBONES.names():  # a path needs no other family than its own
         preset = BACKBONES.get(family).presets.get(name)
         if preset is not None:
             return preset.hub_id

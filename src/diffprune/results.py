@@ -194,12 +194,12 @@ def check_rows(rows: Iterable[Row]) -> None:
                 is_valid, wanted = ROW_KEYS[key]
                 if not is_valid(value):
                     raise ValueError(f"row {index}: {key} is {short(value)}: must be {wanted} (or leave the key out)")
-            _check_plain(value, f"row {index}: {key}")
-        for kind, telling, required in _KINDS:
-            if kind == kind_of(row):
-                for key in required:
-                    if key not in row:
-                        raise ValueError(f"row {index}: {telling!r} makes it a {kind} row, which also needs {key!r}")
+            else:
+                _check_plain(value, f"row {index}: {key}")
+        kind, telling, required = next((one for one in _KINDS if one[1] in row), ("other", "", ()))
+        for key in required:
+            if key not in row:
+                raise ValueError(f"row {index}: {telling!r} makes it a {kind} row, which also needs {key!r}")
 
 
 # --- what was run -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from diffprune.backbones.base import Backbone
 from diffprune.base_files import quantiser
+from diffprune.budget import Budget
 from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import plain_model, refuse_offloaded, wrap_backbone
 from diffprune.json_files import short
@@ -53,6 +54,8 @@ def load_pruned_vlm(
         raise ValueError(
             f"method={short(method)}, allow_other_base={short(allow_other_base)}: give a text, and True or False"
         )
+    if keep is not None:
+        keep = Budget(keep).keep  # refused now, not after minutes of loading
     if base is None and processor is not None:
         raise ValueError("a processor was given without its base model; give both, or neither")
     require_revision(base_revision)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,75 +20,61 @@ from tests.serve.test_process import save_tiny
 
 STAND_IN = """
 import json, os, signal, sys
-code = 7 if "fails" in sys.argv else 0
 def end(*_):
     print("ended", flush=True)
-    sys.exit(code)
+    sys.exit(7)
 signal.signal(signal.SIGTERM, end)
 print(json.dumps({"stand-in": sys.argv[1:], "pid": os.getpid(), "key": os.environ.get("VLLM_API_KEY")}), flush=True)
-if code:
-    sys.exit(code)
 while True:
     signal.pause()
 """
 
 
-@pytest.fixture
-def started(tmp_path: Path) -> Any:
-    """Starts `diffprune serve` beside the stand-in, of a version of vLLM."""
-    made: list[subprocess.Popen[str]] = []
+def install_stand_in(root: Path, version: str) -> Path:
+    """A folder for Python's path that holds the stand-in as this version of vLLM."""
+    server = root / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    server.parent.mkdir(parents=True)
+    for folder in (server.parent, *server.parent.parents[:2]):
+        (folder / "__init__.py").touch()
+    server.write_text(STAND_IN)
+    about = root / f"vllm-{version}.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return root
 
-    def start(*arguments: str, version: str = "0.32.0") -> subprocess.Popen[str]:
-        root = tmp_path / version
-        server = root / "vllm" / "entrypoints" / "openai" / "api_server.py"
-        server.parent.mkdir(parents=True)
-        for folder in (server.parent, *server.parent.parents[:2]):
-            (folder / "__init__.py").touch()
-        server.write_text(STAND_IN)
-        about = root / f"vllm-{version}.dist-info" / "METADATA"
-        about.parent.mkdir()
-        about.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-        paths = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
-            [sys.executable, "-m", "diffprune", "serve", *arguments],
-            env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        made.append(process)
-        return process
 
-    yield start
-    for process in made:
-        if process.poll() is None:
-            process.kill()
+def test_the_command_becomes_the_engine_and_ends_as_it_ends(tmp_path: Path) -> None:
+    folder, engine = save_tiny(tmp_path / "tiny"), install_stand_in(tmp_path / "engine", "0.32.0")
+    given = ["--model", str(folder), "--method", "divprune", "--keep", "5", "--token", "secret"]
+    process = subprocess.Popen(  # the engine is found without being asked for
+        [sys.executable, "-m", "diffprune", "serve", *given, "--engine-args", "--max-model-len 1024"],
+        env={**os.environ, "PYTHONPATH": f"{engine}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line, said = process.stdout.readline(), json.loads(process.stdout.readline())
+        assert "vllm.entrypoints.openai.api_server" in line and "secret" not in line
+        assert said["stand-in"][-2:] == ["--max-model-len", "1024"] and str(folder) in said["stand-in"]
+        assert said["pid"] == process.pid and said["key"] == "secret"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 7 and process.stdout.read() == "ended\n"  # the engine's own exit code
+    finally:
+        process.kill()
         process.communicate()
 
 
-def test_the_command_becomes_the_engine_and_ends_as_it_ends(tmp_path: Path, started: Any) -> None:
-    folder = save_tiny(tmp_path / "tiny")
-    given = ["--model", str(folder), "--method", "divprune", "--keep", "5", "--token", "secret"]
-    process = started(*given, "--engine-args", "--max-model-len 1024")  # found without being asked for
-    line, said = process.stdout.readline(), json.loads(process.stdout.readline())
-    assert "vllm.entrypoints.openai.api_server" in line and "secret" not in line
-    assert said["stand-in"][-2:] == ["--max-model-len", "1024"] and str(folder) in said["stand-in"]
-    assert said["pid"] == process.pid and said["key"] == "secret"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0 and process.stdout.read() == "ended\n"
-
-
-def test_the_exit_code_is_the_engines(tmp_path: Path, started: Any) -> None:
-    folder = save_tiny(tmp_path / "tiny")
-    process = started("--model", str(folder), "--method", "divprune", "--keep", "5", "--name", "fails")
-    assert process.wait(120) == 7
-
-
-def test_an_engine_that_is_too_old_is_one_sentence(tmp_path: Path, started: Any) -> None:
-    folder = save_tiny(tmp_path / "tiny")
-    process = started("--model", str(folder), "--method", "divprune", "--keep", "5", version="0.31.0")
-    out, error = process.communicate(timeout=120)
-    assert process.returncode == 2 and out == "" and "vLLM 0.31.0 is too old" in error
+def test_an_engine_that_is_too_old_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(install_stand_in(tmp_path / "engine", "0.31.0"))
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("the engine is started"))
+    model = str(save_tiny(tmp_path / "tiny"))
+    assert _run(["serve", "--model", model, "--method", "divprune", "--keep", "5"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "vLLM 0.31.0 is too old" in printed.err
 
 
 @pytest.mark.parametrize("engine", ["own", "vllm"])

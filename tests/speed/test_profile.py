@@ -159,7 +159,7 @@ def settings_of(**changed: Any) -> profile.ProfileSettings:
         batch="1,32", paths="eager,fast", image="336x336", dtype="", device="cpu", runs=30, text_buckets="",
         seconds=60.0, decode=True, decode_methods="", eager_methods="", kernels=0,
     )  # fmt: skip
-    return read_settings(**{**options, **changed})
+    return read_settings({**options, **changed})
 
 
 def test_options_become_settings():

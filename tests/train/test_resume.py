@@ -26,7 +26,7 @@ from diffprune.train.checkpointing import (
 from diffprune.train.folder import alone_in, claim_folder
 from tests.train import runs
 
-STEPS = 24
+STEPS = 10
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     model, data = runs.save_model(folder / "model"), runs.save_pictures(folder / "data")
     values = runs.values(
-        model, data, optim={"steps": STEPS}, validation={"every": 6}, budget={"keep": None, "range": [2, 8]}
+        model, data, optim={"steps": STEPS}, validation={"every": 4}, budget={"keep": None, "range": [2, 8]}
     )
     return runs.write_config(folder / "run.yaml", values)
 
@@ -69,9 +69,9 @@ KILLS = [("begin", 0, None), ("checkpoint", 4, 2), ("metrics", 7, 6)]
 MORE_KILLS = [
     ("begin", 0, None),
     ("metrics", 1, None),
+    ("checkpoint", 4, 2),
     ("checkpoint", 8, 6),
-    ("checkpoint", 12, 10),
-    ("metrics", 17, 16),
+    ("metrics", 9, 8),
 ]
 
 

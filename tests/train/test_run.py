@@ -110,7 +110,7 @@ def test_the_losses_do_not_depend_on_how_a_batch_is_cut(disk: Path, tmp_path: Pa
         train(
             disk,
             out,
-            optim={"batch_size": batch_size, "accumulate": accumulate},
+            optim={"batch_size": batch_size, "accumulate": accumulate, "steps": 3},
             budget={"keep": None, "range": [2, 8]},
         )
         found.append(runs.losses(out))
@@ -228,11 +228,11 @@ def test_broken_rows_are_skipped_counted_and_listed(disk: Path, tmp_path: Path) 
     data = damage(tmp_path / "data", 3, 5, 7)
     out = tmp_path / "out"
     summary = train(
-        disk, out, data={"name": str(data), "max_broken": 0.5}, optim={"batch_size": 1, "accumulate": 4, "steps": 10}
+        disk, out, data={"name": str(data), "max_broken": 0.5}, optim={"batch_size": 1, "accumulate": 4, "steps": 6}
     )
     listed = [json.loads(line) for line in (out / "broken.jsonl").read_text().splitlines()]
     assert summary["broken"] == len(listed) and {entry["row"] for entry in listed} == {3, 5, 7}
-    assert "is empty" in listed[0]["reason"] and len(runs.losses(out)) == 10
+    assert "is empty" in listed[0]["reason"] and len(runs.losses(out)) == 6
 
 
 def test_texts_that_make_no_prompt_of_this_model_are_broken_rows(disk: Path, tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def kept_row(family: str, method: str, keep: int | float, **options: Any) -> Row
         vlm = make_vlm(family, method, **options)
     except ValueError:
         return {**about, "refused": True}
+    if method == "full":
+        keep = 1.0  # it kept all whatever it was given; by now a budget without anything that chooses is refused
     kept = select(vlm, keep)
     said = vlm.generate(pictures(), list(QUESTIONS), keep=keep, **GREEDY)
     row = {**about, "said": said.tolist()}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import Wide, announce, print_json, print_table, progress_bars, require_writable
+from diffprune.cli import JsonOption, Wide, announce, print_json, print_table, progress_bars, require_writable
 
 
 def command(
@@ -20,7 +20,7 @@ def command(
         bool, typer.Option("--quick", help="A few steps and questions: shows that everything runs, measures nothing.")
     ] = False,
     wide: Wide = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a scorer on a frozen model, drop tokens, compare with other methods, and show it on a page.
 

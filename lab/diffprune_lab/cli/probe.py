@@ -6,12 +6,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 
 from diffprune.cli import (
     OPTIONS_HELP,
+    CommitOption,
+    DeviceOption,
+    JsonOption,
     Wide,
     announce,
     choose_device,
@@ -66,7 +70,7 @@ def command(
     ] = None,
     save_weights: Annotated[str | None, typer.Option(help="Folder to keep the classifier trained here.")] = None,
     size: Annotated[str, typer.Option(help="full, or tiny: a trial of seconds that measures nothing.")] = "full",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
+    device: DeviceOption = "",
     seeds: Annotated[
         str,
         typer.Option(
@@ -85,9 +89,9 @@ def command(
         float | None, typer.Option(help="Time for all; what is not done then is done next time.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of adding to what --out holds.")] = False,
-    commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    commit: CommitOption = None,
     wide: Wide = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Ask one question of the paper, with intervals, and draw the figure.
 
@@ -104,6 +108,7 @@ def command(
       diffprune probe temperature --weights runs/scenes --out results --figures docs/img
       diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
     """
+    given = SimpleNamespace(**locals())  # the options by name
     check_names(methods)
     announce(f"probe {name}: loading", quiet=as_json)
     import torch
@@ -114,43 +119,14 @@ def command(
     from diffprune_lab.probes.run import ON_BACKBONES, probe_module, run_probes
     from diffprune_lab.probes.settings import SIZES
 
-    begun = time.monotonic()
+    given.deadline = None if minutes is None else time.monotonic() + 60 * minutes
     if name in ("qualitative", "temperature"):
-        return _model_probe(
-            name, weights, out, figures or out, size=size, device=device, commit=commit, wide=wide, as_json=as_json
-        )
+        return _model_probe(given)
     if name == "scaling":
-        return _scaling(
-            backbone,
-            out,
-            figures=figures,
-            weights=weights,
-            size=size,
-            device=device,
-            seeds=seeds,
-            methods=methods,
-            work=work,
-            deadline=None if minutes is None else begun + 60 * minutes,
-            fresh=fresh,
-            commit=commit,
-            wide=wide,
-            as_json=as_json,
-        )
+        return _scaling(given)
     backbone = backbone or "deit-tiny"
     if backbone in VLMS and name in (*SCORER_PROBES, "all"):
-        return _scorers(
-            name,
-            backbone,
-            out,
-            weights=weights,
-            size=size,
-            device=device,
-            seeds=seeds,
-            fresh=fresh,
-            commit=commit,
-            wide=wide,
-            as_json=as_json,
-        )
+        return _scorers(given)
     names = list(ON_BACKBONES) if name == "all" else [probe_module(name).NAME]
     if backbone not in WIDTHS:
         known = [*WIDTHS, *(VLMS if name in SCORER_PROBES else ())]
@@ -185,7 +161,7 @@ def command(
             bench,
             out,
             figures=figures or out,
-            deadline=None if minutes is None else begun + 60 * minutes,
+            deadline=given.deadline,
             commit=commit,
             progress=progress,
         )
@@ -214,100 +190,61 @@ def choose_size(size: str, sizes: Mapping[str, Any]) -> Any:
     return sizes[size]
 
 
-def _model_probe(
-    name: str,
-    weights: str | None,
-    out: Path,
-    figures: Path,
-    *,
-    size: str,
-    device: str,
-    commit: str | None,
-    wide: bool,
-    as_json: bool,
-) -> None:
+def _model_probe(given: SimpleNamespace) -> None:
     """`diffprune probe qualitative` and `temperature`: they look at saved pruners, and train nothing."""
     from diffprune.results import write_results
     from diffprune_lab.probes import qualitative, temperature
 
-    probe = {"qualitative": qualitative, "temperature": temperature}[name]
-    settings = choose_size(size, probe.SIZES)
-    require_writable(out)
+    probe = {"qualitative": qualitative, "temperature": temperature}[given.name]
+    settings = choose_size(given.size, probe.SIZES)
+    figures = given.figures or given.out
+    require_writable(given.out)
     require_writable(figures)
     hush_loader()
-    picture, file = figures / f"{name}.png", out / f"{name}.json"
-    rows, notes = probe.run(weights, settings, choose_device(device), picture)
-    write_results(file, name=name, rows=rows, commit=commit, notes=notes)
-    if as_json:
+    picture, file = figures / f"{given.name}.png", given.out / f"{given.name}.json"
+    rows, notes = probe.run(given.weights, settings, choose_device(given.device), picture)
+    write_results(file, name=given.name, rows=rows, commit=given.commit, notes=notes)
+    if given.as_json:
         print_json(rows)
     else:
-        print_table(rows, list(rows[0]), wide=wide)
+        print_table(rows, list(rows[0]), wide=given.wide)
         print(f"{len(rows)} rows in {file}, drawn in {picture}")
 
 
-def _scorers(
-    name: str,
-    backbone: str,
-    out: Path,
-    *,
-    weights: str | None,
-    size: str,
-    device: str,
-    seeds: str,
-    fresh: bool,
-    commit: str | None,
-    wide: bool,
-    as_json: bool,
-) -> None:
+def _scorers(given: SimpleNamespace) -> None:
     """`diffprune probe coherence`, `landscape` and `alignment` of trained scorers of a vision-language model."""
     from diffprune.evaluate.pruners import parse_seeds
     from diffprune_lab.probes import scorers
 
-    names = list(SCORER_PROBES) if name == "all" else [name]
-    settings = choose_size(size, scorers.SIZES)
-    require_writable(out)
+    names = list(SCORER_PROBES) if given.name == "all" else [given.name]
+    settings = choose_size(given.size, scorers.SIZES)
+    require_writable(given.out)
     hush_loader()
     bench = scorers.ScorerBench(
-        [Path(folder) for folder in (weights or "").split(",") if folder],
-        backbone,
+        [Path(folder) for folder in (given.weights or "").split(",") if folder],
+        given.backbone,
         settings,
-        device=choose_device(device),
-        seeds=parse_seeds(seeds) if seeds else (),
-        say=lambda text: None if as_json else print(text, file=sys.stderr),
+        device=choose_device(given.device),
+        seeds=parse_seeds(given.seeds) if given.seeds else (),
+        say=lambda text: None if given.as_json else print(text, file=sys.stderr),
     )
-    if fresh:
+    if given.fresh:
         for probe in names:
-            scorers.open_store(probe, bench, out).path.unlink(missing_ok=True)
-    found = scorers.run_probes(names, bench, out, commit=commit)
-    if as_json:
+            scorers.open_store(probe, bench, given.out).path.unlink(missing_ok=True)
+    found = scorers.run_probes(names, bench, given.out, commit=given.commit)
+    if given.as_json:
         rows = {probe: rows for probe, (_, rows) in found.items()}
-        print_json(rows if name == "all" else rows[name])
+        print_json(rows if given.name == "all" else rows[given.name])
         return
     for file, rows in found.values():
         hidden = ("by_seed", "digest")
         print_table(
-            rows, [key for key in dict.fromkeys(k for row in rows for k in row) if key not in hidden], wide=wide
+            rows, [key for key in dict.fromkeys(k for row in rows for k in row) if key not in hidden], wide=given.wide
         )
         print(f"{len(rows)} rows in {file}")
 
 
-def _scaling(
-    backbone: str | None,
-    out: Path,
-    *,
-    figures: Path | None,
-    weights: str | None,
-    size: str,
-    device: str,
-    seeds: str,
-    methods: str,
-    work: Path | None,
-    deadline: float | None,
-    fresh: bool,
-    commit: str | None,
-    wide: bool,
-    as_json: bool,
-) -> None:
+def _scaling(given: SimpleNamespace) -> None:
     """`diffprune probe scaling`: it asks vision-language models, and answers lie in files of their own."""
     import shutil
 
@@ -317,44 +254,45 @@ def _scaling(
     from diffprune.methods.naming import split_methods
     from diffprune_lab.probes import scaling, scaling_figure
 
-    settings, tiny = choose_size(size, scaling.SIZES), size == "tiny"
-    names = [name for name in (backbone or "").split(",") if name] or scaling.BACKBONES[: 1 if tiny else None]
+    out: Path = given.out
+    settings, tiny = choose_size(given.size, scaling.SIZES), given.size == "tiny"
+    names = [name for name in (given.backbone or "").split(",") if name] or scaling.BACKBONES[: 1 if tiny else None]
     for name in names:
         if name not in scaling.BACKBONES:
             raise ValueError(f"backbone {name!r} is not of this probe; choose from {', '.join(scaling.BACKBONES)}")
-    chosen = scaling.check_methods(split_methods(methods) if methods else scaling.METHODS[size])
-    drawn = parse_seeds(seeds) if seeds else list(scaling.SEEDS)
-    drawn = drawn[:1] if tiny and not seeds else drawn
+    chosen = scaling.check_methods(split_methods(given.methods) if given.methods else scaling.METHODS[given.size])
+    drawn = parse_seeds(given.seeds) if given.seeds else list(scaling.SEEDS)
+    drawn = drawn[:1] if tiny and not given.seeds else drawn
     require_seeds(drawn)
     require_writable(out)
-    folder = work or out / scaling.NAME
-    if fresh:
+    folder = given.work or out / scaling.NAME
+    if given.fresh:
         (out / f"{scaling.NAME}.json").unlink(missing_ok=True)
         for made in scaling.MADE:
             shutil.rmtree(folder / made, ignore_errors=True)
     if tiny:
         torch.set_num_threads(1)  # on tensors this small threads only wait for one another
-    with progress_bars(quiet=as_json) as progress:
+    with progress_bars(quiet=given.as_json) as progress:
         rows, is_complete = scaling.run_parts(
             scaling.parts(names, chosen, drawn[:1] if tiny else drawn),
             out,
-            weights=None if weights is None else Path(weights),
+            weights=None if given.weights is None else Path(given.weights),
             work=folder,
             settings=settings,
-            device=choose_device(device),
+            device=choose_device(given.device),
             tiny=tiny,
-            deadline=deadline,
-            commit=commit,
-            say=lambda text: None if as_json else print(text, file=sys.stderr),
+            deadline=given.deadline,
+            commit=given.commit,
+            say=lambda text: None if given.as_json else print(text, file=sys.stderr),
             progress=progress,
         )
-    picture = (figures or out) / f"{scaling.NAME}.png"
+    picture = (given.figures or out) / f"{scaling.NAME}.png"
     scaling_figure.draw(rows, picture)
-    if as_json:
+    if given.as_json:
         print_json(rows)
     else:
         columns = ["backbone", "method", "pruned", "retention", "retention_std", "ci95", "lead", "lead_ci95", "n_seeds"]
-        print_table([row for row in rows if "retention" in row], columns, wide=wide)
+        print_table([row for row in rows if "retention" in row], columns, wide=given.wide)
         print(f"{len(rows)} rows in {out / scaling.NAME}.json, drawn in {picture}")
     if not is_complete:
         raise ValueError("the minutes are over and some methods are not done; run the same command again")

@@ -3,8 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ SLOTS = 246  # text tokens for each picture; with the two in front of the pictur
 KINDS_OF_TURN = ("caption", *TASKS)
 
 Batch = dict[str, Tensor]
+Told = tuple[str, str, str]  # kind, prompt and answer of a turn
 Make = Callable[[list[Scene]], Batch]
 Draw = Callable[[Batch, torch.device], Batch]
 
@@ -40,7 +41,7 @@ def tower_batch(scenes: list[Scene]) -> Batch:
 
 
 class LanguageBatch:
-    """Makes what the language stage needs of the scenes.
+    """Makes what the language stage needs of the scenes; another world says what is told of its own.
 
     Args:
         encode: Text to token ids.
@@ -50,44 +51,50 @@ class LanguageBatch:
         seed: Another seed asks other questions.
     """
 
+    default_weights: ClassVar[Mapping[str, int]] = DEFAULT_WEIGHTS
+    kinds: ClassVar[Sequence[str]] = KINDS_OF_TURN
+
     def __init__(
         self, encode: turns.PieceEncoder, end: int, *, count: int, weights: dict[str, int] | None = None, seed: int = 0
     ) -> None:
         self.encode, self.end, self.count, self.seed = encode, end, count, seed
-        self.weights = {**DEFAULT_WEIGHTS, **(weights or {})}
+        self.weights = {**self.default_weights, **(weights or {})}
 
-    def __call__(self, scenes: list[Scene]) -> Batch:
+    def __call__(self, scenes: list[Any]) -> Batch:
         """Turns of the mix of tasks about each scene."""
-        about = [
-            training_turns_by_kind(
-                scene, Rng(self.seed, "pretrain", scene.index), self.count, self.weights, exercises=True
-            )
-            for scene in scenes
-        ]
-        return self._arrays(scenes, about)
+        return self._arrays(scenes, [self.mixed(scene, Rng(self.seed, "pretrain", scene.index)) for scene in scenes])
 
-    def each_task(self, scenes: list[Scene]) -> Batch:
+    def each_task(self, scenes: list[Any]) -> Batch:
         """One turn of each task that fits the scene, for checks."""
-        about = []
-        for scene in scenes:
-            rng = Rng(self.seed, "check", scene.index)
-            kinds = rng.shuffle(list(KINDS_OF_TURN))
-            asked = [training_turns_by_kind(scene, rng, 1, {kind: 1})[0] for kind in kinds]
-            about.append([turn for kind, turn in zip(kinds, asked, strict=True) if turn[0] == kind])
-        return self._arrays(scenes, about)
+        return self._arrays(scenes, [self.one_each(scene, Rng(self.seed, "check", scene.index)) for scene in scenes])
 
-    def _arrays(self, scenes: list[Scene], about: list[list[tuple[str, str, str]]]) -> Batch:
+    def mixed(self, scene: Any, rng: Rng) -> list[Told]:
+        """Turns about a scene in the mix of training."""
+        return training_turns_by_kind(scene, rng, self.count, self.weights, exercises=True)
+
+    def one_each(self, scene: Any, rng: Rng) -> list[Told]:
+        """A turn of each kind that fits the scene."""
+        kinds = rng.shuffle(list(KINDS_OF_TURN))
+        asked = [training_turns_by_kind(scene, rng, 1, {kind: 1})[0] for kind in kinds]
+        return [turn for kind, turn in zip(kinds, asked, strict=True) if turn[0] == kind]
+
+    def pictures(self, scenes: list[Any]) -> Batch:
+        """What the pictures are drawn from."""
+        return picture_arrays(scenes)
+
+    def _arrays(self, scenes: list[Any], about: list[list[Told]]) -> Batch:
         listed = [[turns.Turn(*turn) for turn in turns_of_one] for turns_of_one in about]
-        packed = turns.pack_turns(listed, self.encode, KINDS_OF_TURN, tokens=SLOTS, end=self.end)
-        return picture_arrays(scenes) | {name: torch.from_numpy(array) for name, array in packed._asdict().items()}
+        packed = turns.pack_turns(listed, self.encode, self.kinds, tokens=SLOTS, end=self.end)
+        return self.pictures(scenes) | {name: torch.from_numpy(array) for name, array in packed._asdict().items()}
 
 
-def parse_weights(text: str) -> dict[str, int]:
+def parse_weights(text: str, known: Mapping[str, int] = DEFAULT_WEIGHTS) -> dict[str, int]:
     """Weights of turns from "gqa=20,mme=4"; an empty text changes none."""
     pairs = [part.partition("=") for part in text.split(",") if part]
     for name, _, number in pairs:
-        if name not in DEFAULT_WEIGHTS or not number.isdigit():
-            raise ValueError(f"{name}={number} is not the weight of a turn: write for example gqa=20,caption=10.")
+        if name not in known or not number.isdigit():
+            example = ",".join(f"{kind}=20" for kind in list(known)[:2])
+            raise ValueError(f"{name}={number} is not the weight of a turn: write for example {example}.")
     return {name: int(number) for name, _, number in pairs}
 
 
@@ -126,8 +133,8 @@ class SceneStream(IterableDataset):
         )
 
 
-def draw_batch(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device, with `pixels`, `owner` and `twin` (if there is one) in place of the drawing programs."""
+def split_programs(batch: Batch, device: torch.device) -> tuple[dict[str, Batch], Batch]:
+    """The drawing programs of the pictures ("draw") and of their twins ("twin"), and all else on the device."""
     programs: dict[str, Batch] = {"draw": {}, "twin": {}}
     drawn: Batch = {}
     for name, array in batch.items():
@@ -136,6 +143,12 @@ def draw_batch(batch: Batch, device: torch.device) -> Batch:
             programs[what][part] = array
         else:
             drawn[name] = array.to(device, non_blocking=True)
+    return programs, drawn
+
+
+def draw_batch(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device, with `pixels`, `owner` and `twin` (if there is one) in place of the drawing programs."""
+    programs, drawn = split_programs(batch, device)
     drawn["pixels"], drawn["owner"] = render(programs["draw"], device, owner=True)
     if programs["twin"]:
         drawn["twin"] = cast(Tensor, render(programs["twin"], device))

@@ -224,19 +224,18 @@ class Loop:
 class Run(Loop):
     """What both stages share: the model and the feed."""
 
+    language, stream = LanguageBatch, SceneStream
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.spec: Any = self.read_spec()
         tokenizer = self.build_tokenizer()
         encode = turns.PieceEncoder(tokenizer)
-        self.language_batch = LanguageBatch(
-            encode,
-            reference.END,
-            count=settings.turns,
-            weights=parse_weights(settings.weights),
-            seed=settings.seed,
+        weights = parse_weights(settings.weights, self.language.default_weights)
+        self.language_batch = self.language(
+            encode, reference.END, count=settings.turns, weights=weights, seed=settings.seed
         )
-        stream = SceneStream(self.make(), first=first_scene(settings), size=settings.batch, seed=settings.seed)
+        stream = self.stream(self.make(), first=first_scene(settings), size=settings.batch, seed=settings.seed)
         self.batches = stream.start(settings.workers)  # before anything is on the device: they are forked
 
         self.whole = settings.stage == "language"  # there is a trained decoder to save beside the tower
@@ -308,20 +307,25 @@ class Family:
     Args:
         names: Of the models.
         stages: What runs a stage, by its name in STAGES.
-        package: Writes trained weights in the hub's layout; called as `package.package`.
+        package: Writes trained weights in the hub's layout; called as `package.package`. None where that is done
+            elsewhere.
         description: Of the command line.
         defaults: Settings of the command line that are not those of `Settings`.
         starts_from: Name of the model whose weights a first language stage takes; else it needs an earlier stage.
         first_round: Number of the first round, where the rounds before it belong to another model.
+        settings: Their kind.
+        numbers: Further settings of it that are numbers, with what the command line says of them.
     """
 
     names: Collection[str]
-    stages: Mapping[str, Callable[[Settings], Run]]
-    package: Callable[..., None]
+    stages: Mapping[str, Callable[[Any], Run]]  # each of the family's own settings
+    package: Callable[..., None] | None
     description: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     starts_from: str | None = None
     first_round: int = 0
+    settings: type[Settings] = Settings
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 def main(family: Family, arguments: list[str] | None = None) -> None:
@@ -331,8 +335,8 @@ def main(family: Family, arguments: list[str] | None = None) -> None:
     )
     add = parser.add_argument
     names = list(family.names)
-    add("--model", choices=names, required=len(names) > 1, default=names[0])
-    add("--stage", choices=(*family.stages, "package"), required=True)
+    add("--model", choices=names, required=len(names) > 1 and "model" not in family.defaults, default=names[0])
+    add("--stage", choices=(*family.stages, *(["package"] if family.package else [])), required=True)
     add("--out", type=Path, required=True, help="where weights and log go")
     add("--init", type=Path, help="folder of an earlier stage")
     add("--logs", type=Path, nargs="*", default=[], help="folders of the runs before --init, for the model card")
@@ -341,14 +345,22 @@ def main(family: Family, arguments: list[str] | None = None) -> None:
     add("--round", type=int, help="which range of training scenes: one more for each continuation")
     add("--seed", type=int)
     add("--batch", type=int, help="pictures in a step")
+    add("--turns", type=int, help="turns told of each picture, as far as they fit")
     add("--workers", type=int, help="processes that make scenes and text")
     add("--device")
     add("--lr", type=float, help="peak learning rate of AdamW; Muon's is a multiple of it")
+    add("--weight-decay", type=float)
+    add("--warmup", type=float, help="share of the run")
+    add("--full", type=float, help="share of steps with the whole prefix")
     add("--weights", help="weights of turns that differ from the default, as gqa=20,mme=4")
+    for name, meaning in family.numbers.items():
+        add(f"--{name.replace('_', '-')}", type=float, help=meaning)
     add("--no-compile", dest="compile", action="store_false")
     if family.starts_from is not None:
         add("--base", type=Path, help=f"folder of {family.starts_from}; default: the one that comes with the package")
-    own = {one.name: one.default for one in fields(Settings) if one.default is not MISSING and one.name != "init"}
+    own = {
+        one.name: one.default for one in fields(family.settings) if one.default is not MISSING and one.name != "init"
+    }
     parser.set_defaults(**{**own, **family.defaults})
     given = vars(parser.parse_args(arguments))
     logs, init = given.pop("logs"), given["init"]
@@ -356,10 +368,10 @@ def main(family: Family, arguments: list[str] | None = None) -> None:
         parser.error(
             f"--stage {given['stage']} starts from trained weights: give --init the folder of an earlier stage"
         )
-    if given["stage"] == "package":
+    if given["stage"] == "package" and family.package is not None:
         own_base = {} if family.starts_from is None else {"base": given["base"]}
         family.package(given["model"], init, logs, given["out"], **own_base)
         return
     set_up_device()
-    settings = Settings(**given)
+    settings = family.settings(**given)
     family.stages[settings.stage](replace(settings, round=settings.round + family.first_round)).run()

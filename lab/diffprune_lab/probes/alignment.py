@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from diffprune.ops import hard_mask
@@ -20,6 +21,7 @@ from diffprune_lab.probes.throttling import run_throttled
 
 NAME = "alignment"
 KEY = ("backbone", "keep")
+READ = ("top1", "top5")
 NOTE = (
     "top-1 and top-5 in percent of held-out pictures; gap: throttled minus hard in points, paired by picture; weight: "
     "share of the soft weights that lies on the K tokens kept"
@@ -41,21 +43,28 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
             weights.append(on_kept.sum(-1) / k)
             return logits
 
-        soft = bench.right_when(throttled, keep).double()
-        hard = bench.right_when(dropping(bench, method), keep).double()
-        values = {"weight": float(torch.cat(weights).double().mean())}
-        for column, name in enumerate(("top1", "top5")):
-            gap = 100 * (soft - hard)[:, column]
-            values |= {
-                f"throttled_{name}": float(100 * soft[:, column].mean()),
-                f"hard_{name}": float(100 * hard[:, column].mean()),
-                f"gap_{name}": float(gap.mean()),
-                f"gap_{name}_error": float(gap.std() / len(gap) ** 0.5),
-            }
-        yield Cell({"backbone": bench.backbone, "keep": keep}, seed, values)
+        soft = 100 * bench.right_when(throttled, keep).double()
+        hard = 100 * bench.right_when(dropping(bench, method), keep).double()
+        yield Cell({"backbone": bench.backbone, "keep": keep}, seed, side_by_side(READ, soft, hard, torch.cat(weights)))
 
 
-def summarise(rows: Sequence[Row], names: Sequence[str] = ("top1", "top5")) -> list[Row]:
+def side_by_side(
+    names: Sequence[str], soft: Float64[Tensor, "M C"], hard: Float64[Tensor, "M C"], weights: Float[Tensor, " M"]
+) -> Row:
+    """Means over pictures of what was read both ways, of each gap with its error, and of the weight on kept tokens."""
+    values: Row = {"weight": float(weights.double().mean())}
+    for column, name in enumerate(names):
+        gap = (soft - hard)[:, column]
+        values |= {
+            f"throttled_{name}": float(soft[:, column].mean()),
+            f"hard_{name}": float(hard[:, column].mean()),
+            f"gap_{name}": float(gap.mean()),
+            f"gap_{name}_error": float(gap.std() / len(gap) ** 0.5),
+        }
+    return values
+
+
+def summarise(rows: Sequence[Row], names: Sequence[str] = READ) -> list[Row]:
     """Rows with means over seeds and the interval of each gap."""
     done: list[Row] = []
     for row in sorted(rows, key=lambda row: (ORDER.index(row["backbone"]), row.get("method", ""), -row["keep"])):

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from diffprune.evaluate.rows import NO_RIVALS
-from diffprune.results import markdown_table, read_results
+from diffprune.results import Results, markdown_table, read_results
 from diffprune_lab.probes.bench import PLAIN
 from diffprune_lab.probes.figures import label
 from diffprune_lab.probes.store import Row
@@ -63,10 +64,22 @@ class Found(NamedTuple):
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
+def results_of(results: Path, name: str) -> Results | None:
+    """The content of a results file, read once until it is written anew; None where there is no such file."""
+    path = results / f"{name}.json"
+    return _read(path, path.stat().st_mtime_ns) if path.exists() else None
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path, written: int) -> Results:
+    del written
+    return read_results(path)
+
+
 def rows_of(results: Path, name: str) -> list[Row] | None:
     """The rows of a results file, None where there is no such file."""
-    path = results / f"{name}.json"
-    return read_results(path).rows if path.exists() else None
+    found = results_of(results, name)
+    return None if found is None else found.rows
 
 
 def summaries(rows: Sequence[Row], keep: int) -> dict[str, Row]:
@@ -173,31 +186,20 @@ def line(results: Path, statement: str, printed: str, file: str, ask: Ask, judge
 
 def retentions(results: Path) -> list[Row]:
     """Table 1: retention, and the lead over the next best method, by both rules."""
-    lines = []
-    for rule in RULES:
-        for keep, printed in RETENTION.items():
-            lines.append(
-                line(
-                    results,
-                    f"keeps at {keep} ({rule})",
-                    f"{printed}",
-                    "main",
-                    lambda rows, keep=keep, rule=rule: retention(rows, keep, rule),
-                    lambda found, printed=printed: reaches(found, printed),
-                )
-            )
-        for keep, printed in AHEAD.items():
-            lines.append(
-                line(
-                    results,
-                    f"ahead of the next best at {keep} ({rule})",
-                    f"{printed}",
-                    "main",
-                    lambda rows, keep=keep, rule=rule: ahead(rows, keep, rule),
-                    lambda found, printed=printed: verdict(found, printed),
-                )
-            )
-    return lines
+    statements = (("keeps", RETENTION, retention, reaches), ("ahead of the next best", AHEAD, ahead, verdict))
+    return [
+        line(
+            results,
+            f"{statement} at {keep} ({rule})",
+            f"{printed}",
+            "main",
+            partial(ask, keep=keep, rule=rule),
+            partial(judge, printed=printed),
+        )
+        for rule in RULES
+        for statement, table, ask, judge in statements
+        for keep, printed in table.items()
+    ]
 
 
 def ablations(results: Path) -> list[Row]:
@@ -208,8 +210,8 @@ def ablations(results: Path) -> list[Row]:
             f"{part} loses at {keep} ({rule})",
             f"{printed}",
             "ablation",
-            lambda rows, keep=keep, part=part, rule=rule: loss_without(rows, keep, part, rule),
-            lambda found, printed=printed: verdict(found, printed),
+            partial(loss_without, keep=keep, part=part, rule=rule),
+            partial(verdict, printed=printed),
         )
         for rule in RULES
         for part, by_budget in ABLATIONS.items()
@@ -219,47 +221,50 @@ def ablations(results: Path) -> list[Row]:
 
 def gradients(results: Path) -> list[Row]:
     """Figures 2 and 3, on the scorers of the worlds' own models."""
+    coherent = "gradients of batches agree, times Gumbel-STE's, at the start"
+    smooth = "loss varies along a line, Gumbel-STE's times ours, at the start"
     return [
         line(
             results,
-            "gradients of batches agree, times Gumbel-STE's, at the start",
+            coherent,
             f"up to {COHERENCE}",
             "coherence",
             lambda rows: ratio(rows, "ratio") or ratio(rows, "ratio_at_least"),
-            lambda found: verdict(found, COHERENCE, 1.0),
+            partial(verdict, printed=COHERENCE, than=1.0),
         ),
         line(
             results,
-            "loss varies along a line, Gumbel-STE's times ours, at the start",
+            smooth,
             f"about {VARIATION:g}",
             "landscape",
-            lambda rows: ratio(rows, "ratio"),
-            lambda found: verdict(found, VARIATION, 1.0),
+            partial(ratio, value="ratio"),
+            partial(verdict, printed=VARIATION, than=1.0),
         ),
     ]
 
 
 def leaks(results: Path) -> list[Row]:
     """What can be read behind the block from tokens of little weight."""
+    statement = "another thing's color behind the block, percent over chance"
     return [
         line(
             results,
-            f"another thing's color behind the block, percent over chance: {throttler} ({recipe} recipe)",
-            LEAKS[throttler],
+            f"{statement}: {throttler} ({recipe} recipe)",
+            said,
             "leak",
-            lambda rows, recipe=recipe, throttler=throttler: over_chance(rows, recipe, throttler),
+            partial(over_chance, recipe=recipe, throttler=throttler),
             lambda found: "read" if found.low > 0 else "not read",
         )
         for recipe in ("paper", "bridge")
-        for throttler in LEAKS
+        for throttler, said in LEAKS.items()
     ]
 
 
-def over_chance(rows: Sequence[Row], recipe: str, throttler: str, *, reads: str = "other") -> Found | None:
+def over_chance(rows: Sequence[Row], recipe: str, throttler: str) -> Found | None:
     """How far above chance a probe reads tokens of the ground behind the block."""
     for row in rows:
         place = (row["recipe"], row["throttler"], row["place"], row["reads"], row["stage"])
-        if place == (recipe, throttler, "ground", reads, "block") and "accuracy" in row:
+        if place == (recipe, throttler, "ground", "other", "block") and "accuracy" in row:
             return Found(*(value - row["chance"] for value in (row["accuracy"], *row["ci95"])))
     return None
 
@@ -301,21 +306,20 @@ def about_table1(results: Path) -> str:
 
 def about_table4(results: Path) -> str:
     """The paper's milliseconds beside ours, of one picture at K = 64."""
-    rows = rows_of(results, "ttft")
-    if rows is None:
+    measured = results_of(results, "ttft")
+    if measured is None:
         return "Not yet run: there is no `results/ttft.json`.\n"
     table = []
     for method, printed in EFFICIENCY.items():
         named = zip(TIMES, printed, strict=True)
         table.append({"method": label(method), "path": "paper, A6000", **{name: f"{ms:.2f}" for name, ms in named}})
-        for row in rows:
+        for row in measured.rows:
             is_it = row.get("method") == method and row.get("backbone") == "llava-1.5-7b" and "ttft_ms" in row
             if is_it and (row["batch"], row["num_text"]) == (1, NUM_TEXT) and row["num_kept"] in (64, 576):
                 own = {name: f"{row[name]:.2f}" for name in TIMES if name in row}
                 table.append({"method": label(method), "path": f"ours, {row['path']}", **own})
-    device = read_results(results / "ttft.json").device
     what = f"LLaVA-1.5-7B's shape, one picture, {NUM_TEXT} text tokens, K = 64 (`results/ttft.json`)"
-    return f"{markdown_table(table)}\nOurs on {device}, {what}.\n"
+    return f"{markdown_table(table)}\nOurs on {measured.device}, {what}.\n"
 
 
 def about_table5(results: Path) -> str:
@@ -327,12 +331,12 @@ def about_leak(results: Path) -> str:
     """Of every throttler what is read from tokens of little weight: in the features, behind the gate and the block."""
     parts = []
     for world, prefix in WORLDS.items():
-        rows = rows_of(results, f"{prefix}_leak")
-        if rows is None:
+        found = results_of(results, f"{prefix}_leak")
+        if found is None:
             parts.append(f"The {world}: not yet run, there is no `results/{prefix}_leak.json`.\n")
             continue
         table: dict[tuple[str, ...], Row] = {}
-        for row in rows:
+        for row in found.rows:
             key = {name: row[name] for name in ("recipe", "throttler", "place", "reads")}
             one = table.setdefault(tuple(key.values()), dict(key))
             if "accuracy" not in row:
@@ -343,7 +347,6 @@ def about_leak(results: Path) -> str:
             if "added" in row:
                 one["the block adds"] = str(Found(row["added"], *row["added_ci95"]))
         columns = ["recipe", "throttler", "place", "reads", "chance", "features", "gate", "block", "the block adds"]
-        found = read_results(results / f"{prefix}_leak.json")
         parts.append(f"The {world} (`results/{prefix}_leak.json`):\n\n{markdown_table(list(table.values()), columns)}")
         parts.append(f"{found.notes[:1].upper()}{found.notes[1:]}.\n")
     return "\n".join(parts)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffprune.atomic import write_text
-from diffprune.results import read_results
-from diffprune_lab.probes.comparison import PAGES
+from diffprune_lab.probes.comparison import PAGES, results_of
 from diffprune_lab.probes.figures import ORDER, label
 from diffprune_lab.probes.findings import FINDINGS
 from diffprune_lab.probes.run import BACKBONES_FILE
@@ -32,14 +31,13 @@ def refresh(text: str, results: Path) -> str:
 
 def block(name: str, results: Path) -> str:
     """What a probe found, with its figure, its table and where it comes from."""
-    path = results / f"{name}.json"
     if name in PAGES:
         return PAGES[name](results)
     if name not in FINDINGS:
         raise ValueError(f"a block names the probe {name!r}; there are {', '.join([*FINDINGS, *PAGES])}")
-    if not path.exists():
+    found = results_of(results, name)
+    if found is None:
         return f"Not yet run: there is no `results/{name}.json`.\n"
-    found = read_results(path)
     picture = "" if name in WITHOUT_FIGURE else f"![{name}](img/{name}.png)\n\n"
     seeds = f", seeds {', '.join(map(str, found.seeds))}" if found.seeds else ""
     origin = f"`{found.command}` on {found.device}, {found.date[:10]}{seeds}."

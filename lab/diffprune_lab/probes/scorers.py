@@ -251,17 +251,8 @@ def measure_alignment(bench: ScorerBench, run: Run) -> Iterator[Cell]:
     parts = bench.captions(settings.held_out, settings.captions)
     for keep in settings.keeps:
         soft, hard, weight = zip(*(both_ways(vlm, captions, config, keep) for captions in parts), strict=True)
-        values: Row = {"weight": float(torch.cat(weight).double().mean())}
-        both = torch.cat(soft).double().cpu(), torch.cat(hard).double().cpu()  # [M, 2] each
-        for column, name in enumerate(READ):
-            throttled, dropped = (one[:, column] for one in both)
-            gap = throttled - dropped
-            values |= {
-                f"throttled_{name}": float(throttled.mean()),
-                f"hard_{name}": float(dropped.mean()),
-                f"gap_{name}": float(gap.mean()),
-                f"gap_{name}_error": float(gap.std() / len(gap) ** 0.5),
-            }
+        throttled, dropped = (torch.cat(one).double().cpu() for one in (soft, hard))  # [M, 2] each
+        values = alignment.side_by_side(READ, throttled, dropped, torch.cat(weight))
         key = {"backbone": bench.backbone, "method": run.method, "keep": keep}
         yield Cell(key, config.seed, values)
 

@@ -9,26 +9,24 @@ range of training scenes. The tower is frozen in the language stage. No scorer i
 without training alone.
 """
 
-import argparse
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from diffprune.methods.options import parse_method
 from diffprune.types import VisualTokens
 from diffprune_lab.pretrain import passes as scenes_passes
 from diffprune_lab.pretrain import prefixes as scenes_prefixes
-from diffprune_lab.pretrain import turns
+from diffprune_lab.pretrain import trainer, turns
 from diffprune_lab.pretrain.feed import Batch
-from diffprune_lab.pretrain.package import load_weights, save_weights
-from diffprune_lab.pretrain.trainer import Loop, Settings, first_scene, plain_number, set_up_device
+from diffprune_lab.pretrain.trainer import Family, Run, Settings, plain_number
 from diffprune_lab.scarce import passes, prefixes, reference, targets
-from diffprune_lab.scarce.feed import LanguageBatch, ScarceStream, draw_batch, parse_weights, tower_batch
+from diffprune_lab.scarce.feed import LanguageBatch, ScarceStream, draw_batch, tower_batch
 from diffprune_lab.scarce.oracle import rank_tokens
 from diffprune_lab.scarce.tasks import KINDS_OF_TURN
 from diffprune_lab.scarce.tokens import Tokens, coverage, read_tokens, unit_pixels
@@ -57,54 +55,33 @@ class ScarceSettings(Settings):
     leak_weight: float = targets.LEAK_WEIGHT
     spread_weight: float = targets.SPREAD_WEIGHT
     binding: float = 0.3
-    checks: bool = True
 
 
-class ScarceRun(Loop):
-    """What both stages share: the model and the feed."""
+class ScarceRun(Run):
+    """What both stages share beyond `Run`: the world, and a check of what methods without training keep."""
 
     check_seconds, save_seconds = 100.0, 100.0
     draw = staticmethod(draw_batch)
+    language, stream = LanguageBatch, ScarceStream
 
     def __init__(self, settings: ScarceSettings) -> None:
-        super().__init__(settings)
-        self.spec = reference.scarce_spec(settings.model)
-        tokenizer = reference.build_tokenizer()
-        encode = turns.PieceEncoder(tokenizer)
-        self.language_batch = LanguageBatch(
-            encode,
-            scenes_reference.END,
-            count=settings.turns,
-            weights=parse_weights(settings.weights),
-            seed=settings.seed,
-        )
         self.is_tower = settings.stage == "tower"
-        make: Any = tower_batch if self.is_tower else self.language_batch
-        stream = ScarceStream(make, first=first_scene(settings), size=settings.batch, seed=settings.seed)
-        self.batches = stream.start(settings.workers)  # before anything is on the device: they are forked
-        self.model = scenes_reference.build_model(self.spec, tokenizer, seed=settings.seed)
-        if settings.init is not None:
-            load_weights(self.model, settings.init)
-        self.model.to(self.device)  # pyright: ignore[reportArgumentType]  # a decorated method
-        self.tower: Any = self.model.model.vision_tower
-        self.start_ids = torch.tensor([scenes_reference.START, *encode(turns.BEFORE_PICTURE)], device=self.device)
-        self.block_function: Any = scenes_passes.tower_block
-        self.parts = turns.PLAIN
-        if settings.compile:
-            self.block_function = torch.compile(scenes_passes.tower_block)
-            self.parts = turns.LayerParts(
-                torch.compile(turns.project_heads, dynamic=True), torch.compile(turns.mix_heads, dynamic=True)
-            )
+        super().__init__(settings)
         self.checks = [self.check_batch(start) for start in range(0, 2 * settings.batch, settings.batch)]
+
+    def make(self) -> Any:
+        return tower_batch if self.is_tower else self.language_batch
+
+    def read_spec(self) -> scenes_reference.ReferenceSpec:
+        return reference.scarce_spec(self.settings.model)
+
+    def build_tokenizer(self) -> PreTrainedTokenizerFast:
+        return reference.build_tokenizer()
 
     def check_batch(self, start: int) -> Batch:
         """Validation scenes, with a question of each kind."""
         scenes = [make_scene("validation", start + i, seed=self.settings.seed) for i in range(self.settings.batch)]
         return draw_batch(tower_batch(scenes) | self.language_batch.each_task(scenes), self.device)
-
-    def save(self) -> None:
-        """Writes the weights."""
-        save_weights(self.model, self.settings.out, tower_only=self.is_tower)
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> tuple[Float[Tensor, "B N D"], Tokens]:
@@ -175,8 +152,6 @@ class TowerRun(ScarceRun):
         }
 
     def check(self) -> None:
-        if not self.settings.checks:
-            return
         batch = self.checks[0]
         features, seen = self.encode(batch)
         covered = {name: coverage(seen, keep) for name, keep in self.choices(batch, features).items()}
@@ -236,8 +211,6 @@ class LanguageRun(ScarceRun):
     @torch.no_grad()
     def check(self) -> None:
         """Logs the share of right answers by kind with all tokens and with the choices of methods without training."""
-        if not self.settings.checks:
-            return
         names = ("full", "oracle", *CHECKED)
         right, asked = torch.zeros(2, len(names), len(KINDS_OF_TURN), device=self.device)
         covered: dict[str, float] = {name: 0.0 for name in names}
@@ -274,38 +247,25 @@ class LanguageRun(ScarceRun):
         self.train([parts.multi_modal_projector, parts.language_model, self.model.lm_head, self.binding])
 
 
+SCARCE = Family(
+    names=reference.SPECS,
+    stages={"tower": TowerRun, "language": LanguageRun},
+    package=None,  # `scarce/package.py`
+    description=__doc__ or "",
+    defaults={"model": reference.NAME, "turns": 11, "full": 0.25},
+    settings=ScarceSettings,
+    numbers={
+        "pixel_weight": "of giving back one's own pixels (tower)",
+        "leak_weight": "of what tokens know of elsewhere (tower)",
+        "spread_weight": "of tokens unlike each other (tower)",
+        "binding": "weight of the reader of visual tokens (language)",
+    },
+)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--model", choices=list(reference.SPECS), default=reference.NAME)
-    add("--stage", choices=("tower", "language"), required=True)
-    add("--out", type=Path, required=True, help="where weights and log go")
-    add("--init", type=Path, help="folder of an earlier stage")
-    add("--minutes", type=float, default=5.0, help="time for all, start-up and compiling included")
-    add("--steps", type=int, default=0, help="number of steps; takes the place of --minutes")
-    add("--round", type=int, default=0, help="which range of training scenes: one more for each continuation")
-    add("--seed", type=int, default=0)
-    add("--batch", type=int, default=256, help="pictures in a step")
-    add("--turns", type=int, default=11, help="turns told of each picture, as far as they fit")
-    add("--workers", type=int, default=12, help="processes that make scenes and text")
-    add("--device", default="cuda")
-    add("--lr", type=float, default=1e-3, help="peak learning rate of AdamW; Muon's is a multiple of it")
-    add("--weight-decay", type=float, default=0.05)
-    add("--warmup", type=float, default=0.03, help="share of the run")
-    add("--full", type=float, default=0.25, help="share of steps with the whole prefix")
-    add("--weights", default="", help="weights of questions that differ from the default, as sign=20,size=4")
-    add("--pixel-weight", type=float, default=targets.PIXEL_WEIGHT, help="of giving back one's own pixels (tower)")
-    add("--leak-weight", type=float, default=targets.LEAK_WEIGHT, help="of what tokens know of elsewhere (tower)")
-    add("--spread-weight", type=float, default=targets.SPREAD_WEIGHT, help="of tokens unlike each other (tower)")
-    add("--binding", type=float, default=0.3, help="weight of the reader of visual tokens (language)")
-    add("--no-checks", dest="checks", action="store_false", help="measure nothing on validation scenes")
-    add("--no-compile", dest="compile", action="store_false")
-    settings = ScarceSettings(**vars(parser.parse_args(arguments)))
-    if settings.init is None and settings.stage != "tower":
-        parser.error("--stage language starts from trained weights: give --init the folder of an earlier stage")
-    set_up_device()
-    (TowerRun if settings.stage == "tower" else LanguageRun)(settings).run()
+    trainer.main(SCARCE, arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 
-from diffprune_lab.pretrain.package import load_weights
 from diffprune_lab.scarce.language import all_texts
 from diffprune_lab.scenes import reference
 
@@ -44,7 +43,7 @@ def scarce_spec(name: str) -> reference.ReferenceSpec:
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of this world's texts."""
-    return reference.build_tokenizer(all_texts())
+    return reference.build_tokenizer(all_texts)
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
@@ -64,6 +63,8 @@ def load_frozen(folder: Path | None = None) -> tuple[LlavaForConditionalGenerati
 
 def load_scarce(name: str, folder: Path) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
     """The model with the weights that a run wrote to a folder, in float32, and its processor."""
+    from diffprune_lab.pretrain.package import load_weights  # with the tasks, which a model alone does not need
+
     tokenizer = build_tokenizer()
     model = reference.build_model(scarce_spec(name), tokenizer)
     if not load_weights(model, folder):

@@ -8,8 +8,9 @@ are trained by `pretrain.py` and lie in `assets/<name>/` in the layout of the Hu
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -126,8 +127,14 @@ def vocabulary(texts: Iterable[str]) -> dict[str, int]:
     return {token: index for index, token in enumerate([*SPECIALS, *alphabet, *spelled])}
 
 
+@cache
+def _vocabulary_of(texts: Callable[[], Iterable[str]]) -> dict[str, int]:
+    """The vocabulary of a world, made once: all its texts are tens of thousands."""
+    return vocabulary(texts())
+
+
 def build_tokenizer(
-    texts: Iterable[str] | None = None, *, specials: Mapping[str, str] = IMAGE_MARK
+    texts: Callable[[], Iterable[str]] = all_texts, *, specials: Mapping[str, str] = IMAGE_MARK
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer in which every known piece is one token and everything else falls back to bytes.
 
@@ -135,12 +142,10 @@ def build_tokenizer(
     pieces up (`ignore_merges`, as LLaMA 3's tokenizer does): no training, the same tokenizer on every machine.
 
     Args:
-        texts: What the tokenizer is made for; default: all texts of the world.
+        texts: Gives what the tokenizer is made for; default: all texts of the first world.
         specials: Marks for pictures by their names as attributes; those it does not know yet come last.
     """
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary(all_texts() if texts is None else texts), merges=[], ignore_merges=True)
-    )
+    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary_of(texts), merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [
             pre_tokenizers.Split(Regex(PIECES), "isolated"),

@@ -11,9 +11,10 @@ from diffprune.evaluate.runner import Measurement, evaluate
 from diffprune.model import PrunedVLM
 from diffprune_lab.pretrain import passes as scenes_passes
 from diffprune_lab.pretrain import turns
+from diffprune_lab.pretrain.feed import parse_weights
 from diffprune_lab.scarce import accept, pretrain, reference
 from diffprune_lab.scarce.digest import frozen_digest
-from diffprune_lab.scarce.feed import LanguageBatch, draw_batch, parse_weights
+from diffprune_lab.scarce.feed import LanguageBatch, draw_batch
 from diffprune_lab.scarce.passes import answer_pass
 from diffprune_lab.scarce.source import SCARCE_TASKS
 from diffprune_lab.scarce.world import make_scene
@@ -77,9 +78,9 @@ def test_the_tokenizer_knows_every_word_of_the_texts() -> None:
 
 
 def test_weights_of_questions_are_checked() -> None:
-    assert parse_weights("sign=20,size=4") == {"sign": 20, "size": 4}
-    with pytest.raises(ValueError, match="not the weight of a question"):
-        parse_weights("signs=2")
+    assert parse_weights("sign=20,size=4", LanguageBatch.default_weights) == {"sign": 20, "size": 4}
+    with pytest.raises(ValueError, match="not the weight of a turn: write for example name=20,color=20"):
+        parse_weights("signs=2", LanguageBatch.default_weights)
 
 
 def test_the_library_answers_these_questions_through_the_deployed_path(trained: Path) -> None:

@@ -18,6 +18,13 @@ from diffprune.terminal import announce, announce_loading, describe_model, hush_
 
 __all__ = [
     "OPTIONS_HELP",
+    "BudgetsOption",
+    "CommitOption",
+    "DeviceOption",
+    "JsonOption",
+    "MethodOption",
+    "ModelOption",
+    "PrunerOption",
     "Wide",
     "announce",
     "announce_loading",
@@ -32,6 +39,23 @@ __all__ = [
 ]
 
 OPTIONS_HELP = "With options: 'NAME[OPTION=VALUE;OPTION=VALUE]', in quotes."  # of every option that takes a method
+# Options that several subcommands have, each with one meaning.
+PrunerOption = Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Method for --pruner none, or one that takes a saved one's weights (diffprune methods); "
+        f"default: full. {OPTIONS_HELP}"
+    ),
+]
+BudgetsOption = Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")]
+CommitOption = Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wide = Annotated[bool, typer.Option("--wide", help="Every column of a table, however long its lines.")]
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli.serve import DeviceOption, HostOption, KeepOption, MethodOption, ModelOption, PrunerOption, run_own
+from diffprune.cli import DeviceOption, MethodOption, ModelOption, PrunerOption
+from diffprune.cli.serve import HostOption, KeepOption, run_own
 from diffprune.methods.naming import check_names
 from diffprune.versions import check_transformers
 

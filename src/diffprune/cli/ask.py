@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, announce, announce_loading, choose_device, describe_model, print_json
+from diffprune.cli import (
+    DeviceOption,
+    JsonOption,
+    MethodOption,
+    ModelOption,
+    PrunerOption,
+    announce,
+    announce_loading,
+    choose_device,
+    describe_model,
+    print_json,
+)
 from diffprune.methods.naming import check_names
 
 SECONDS_BETWEEN = 10  # lines of progress where stderr is no terminal
@@ -23,18 +34,9 @@ def command(
         Path | None, typer.Option(help="File of the folder's answers, a line of JSON each; an ended run goes on in it.")
     ] = None,
     batch: Annotated[int, typer.Option(help="Pictures of the folder asked at a time.")] = 8,
-    pruner: Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")] = "none",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="Method for --pruner none, or one that takes a saved one's weights (diffprune methods); "
-            f"default: full. {OPTIONS_HELP}"
-        ),
-    ] = None,
+    pruner: PrunerOption = "none",
+    model: ModelOption = None,
+    method: MethodOption = None,
     keep: Annotated[
         str | None,
         typer.Option(help="Tokens per picture (64) or a share (0.111); needs --pruner or --method."),
@@ -43,8 +45,8 @@ def command(
     fast: Annotated[
         bool, typer.Option("--fast", help="Compile first (static shapes, on a GPU CUDA graphs), then answer.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: DeviceOption = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Ask a vision-language model about a picture, or about every picture of a folder.
 

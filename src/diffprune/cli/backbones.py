@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from diffprune.cli import Wide, announce, print_json, print_table
+from diffprune.cli import JsonOption, Wide, announce, print_json, print_table
 
 
 def list_backbones() -> list[dict[str, Any]]:
@@ -33,7 +31,7 @@ def list_backbones() -> list[dict[str, Any]]:
 
 def command(
     wide: Wide = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the model families and the presets of each.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from diffprune.cli import print_json, print_table
+from diffprune.cli import JsonOption, print_json, print_table
 from diffprune.extras import EXTRAS, OPTIONAL, install_line, is_installed, missing_modules
 from diffprune.results import device_name, library_versions
 from diffprune.versions import NEEDED, is_too_old
@@ -62,7 +62,7 @@ def inspect_installation() -> dict[str, Any]:
     return {"versions": versions, "device": device, "extras": extras, "optional": optional, "problems": problems}
 
 
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def command(as_json: JsonOption = False) -> None:
     """Show versions, the device, and which extras and other packages are there.
 
     The exit code is 1 where something needed is missing or too old.

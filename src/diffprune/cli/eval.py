@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,10 @@ import typer
 
 from diffprune.cli import (
     OPTIONS_HELP,
+    BudgetsOption,
+    CommitOption,
+    DeviceOption,
+    JsonOption,
     Wide,
     announce,
     announce_loading,
@@ -46,7 +51,7 @@ def command(
             f"`oracle` knows the boxes, `downscale` is a smaller picture before the full model. {OPTIONS_HELP}"
         ),
     ] = "full",
-    keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "128,64,32",
+    keep: BudgetsOption = "128,64,32",
     data: Annotated[
         Path | None,
         typer.Option(help="Your own questions instead of --tasks: a .jsonl or .parquet file, a row each."),
@@ -104,13 +109,13 @@ def command(
     limit: Annotated[
         int | None, typer.Option(min=1, help="With --harness: the first rows of each benchmark alone.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
+    device: DeviceOption = "",
     out: Annotated[
         Path | None, typer.Option(help="Results file to write; answers are kept beside it, from the first batch on.")
     ] = None,
-    commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    commit: CommitOption = None,
     wide: Wide = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure what is left of a model's quality when tokens are dropped.
 
@@ -128,6 +133,7 @@ def command(
       diffprune eval --pruner runs/a42,runs/a123,dedicated@64=runs/b64 --methods random --versus diffprune
       diffprune eval --harness lmms --suite paper --pruner runs/llava-k64 --methods random --keep 64 --batch-size 16
     """
+    given = dict(locals())  # the options, called as the settings they are for
     labels = [one.partition("=")[0].partition("@")[0] for one in pruner.split(",") if "=" in one]
     check_names(methods, also=["oracle", "blind", "downscale", *labels])
     named = model if pruner == "none" else pruner
@@ -136,31 +142,8 @@ def command(
 
     if out is not None:
         require_file(out)
-    settings = Asked(
-        pruner=pruner,
-        model=model,
-        methods=methods,
-        keep=keep,
-        data=data,
-        tasks=tasks,
-        split=split,
-        questions=questions,
-        sizes=sizes,
-        world_seed=world_seed,
-        seeds=seeds,
-        hard=hard,
-        blind=blind,
-        throttled=throttled,
-        versus=versus,
-        batch_size=batch_size,
-        hold=hold,
-        max_new_tokens=max_new_tokens,
-        shard=shard,
-        fresh=fresh,
-        device=choose_device(device),
-        out=out,
-        commit=commit,
-    )
+    given["device"] = choose_device(device)
+    settings = Asked(**{field.name: given[field.name] for field in fields(Asked) if field.name in given})
     if harness:
         from diffprune.integrations.evaluation import HarnessRun
 

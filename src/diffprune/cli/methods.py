@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import diffprune.methods
-from diffprune.cli import Wide, announce, print_json, print_table
+from diffprune.cli import JsonOption, Wide, announce, print_json, print_table
 from diffprune.registry import METHODS
 
 CATALOGUE = Path(diffprune.methods.__path__[0], "catalogue.json")  # made by `make docs`
@@ -31,7 +29,7 @@ def describe(name: str) -> dict[str, Any]:
 
 def command(
     wide: Wide = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the pruning methods.
 

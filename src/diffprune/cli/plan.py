@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import Wide, announce, print_json, print_table
+from diffprune.cli import BudgetsOption, JsonOption, Wide, announce, print_json, print_table
 from diffprune.terminal import count_text, print_note
 
 CHECKED = (
@@ -21,7 +21,7 @@ def command(
         str, typer.Option(help="A preset (llava-1.5-7b, qwen2.5-vl-7b, ...), scenes-llava or a folder.")
     ] = "llava-1.5-7b",
     image: Annotated[str, typer.Option(help="Width x height of the picture in pixels.")] = "336x336",
-    keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "0.1111",
+    keep: BudgetsOption = "0.1111",
     batch: Annotated[str, typer.Option(help="Comma-separated numbers of requests that run at once.")] = "1",
     text: Annotated[int, typer.Option(help="Text tokens of a prompt.")] = 40,
     new_tokens: Annotated[int, typer.Option(help="Length of an answer, for requests per second.")] = 32,
@@ -43,7 +43,7 @@ def command(
         typer.Option(help="Instead, how far the plan is from what this results file of diffprune profile measured."),
     ] = None,
     wide: Wide = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Predict operations, memory and times of a model with all its visual tokens and with some.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,10 @@ import typer
 
 from diffprune.cli import (
     OPTIONS_HELP,
+    BudgetsOption,
+    CommitOption,
+    DeviceOption,
+    JsonOption,
     Wide,
     announce,
     choose_device,
@@ -35,13 +40,13 @@ def command(
     methods: Annotated[
         str, typer.Option(help=f"Comma-separated (diffprune methods). {OPTIONS_HELP}")
     ] = "full,diffprune",
-    keep: Annotated[str, typer.Option(help="Comma-separated budgets: tokens (64) or shares (0.111).")] = "64",
+    keep: BudgetsOption = "64",
     text: Annotated[str, typer.Option(help="Comma-separated numbers of text tokens.")] = "40",
     batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
     paths: Annotated[str, typer.Option(help="eager, fast or both.")] = "eager,fast",
     image: Annotated[str, typer.Option(help="Width x height of the picture in pixels.")] = "336x336",
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32; empty: float16 on a GPU.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
+    device: DeviceOption = "",
     runs: Annotated[int, typer.Option(min=1, help="Timed calls of each stage; the median counts.")] = 30,
     text_buckets: Annotated[str, typer.Option(help="Of the fast path; empty takes its own.")] = "",
     seconds: Annotated[float, typer.Option(min=1, help="Time for the whole run; the rest is not run.")] = 3600.0,
@@ -65,9 +70,9 @@ def command(
         bool, typer.Option("--append", help="Keep the rows that --out has of the same commit and device.")
     ] = False,
     figure: Annotated[Path | None, typer.Option(help="Picture of the bars; default: beside --out.")] = None,
-    commit: Annotated[str | None, typer.Option(help="Commit to record where there is no git checkout.")] = None,
+    commit: CommitOption = None,
     wide: Wide = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure vision encoding, pruner, prefill, time to first token, decoding and memory of a model with each method.
 
@@ -81,32 +86,14 @@ def command(
       diffprune profile --backbone llava-1.5-7b --random-weights --size tiny --device cpu
       diffprune profile --backbone llava-1.5-7b --random-weights --throughput --paths fast --batch 1,8,32,64 --out results/throughput.json
     """  # noqa: E501
+    given = dict(locals())  # the options by name
     check_names(methods)
     announce(f"{backbone}, {methods}, keep {keep}: loading", quiet=as_json)
     from diffprune.speed import output
     from diffprune.speed import profile as measured
     from diffprune.speed import throughput as loop
 
-    settings = read_settings(
-        backbone=backbone,
-        random_weights=random_weights,
-        size=size,
-        methods=methods,
-        keep=keep,
-        text=text,
-        batch=batch,
-        paths=paths,
-        image=image,
-        dtype=dtype,
-        device=device,
-        runs=runs,
-        text_buckets=text_buckets,
-        seconds=seconds,
-        decode=decode,
-        decode_methods=decode_methods,
-        eager_methods=eager_methods,
-        kernels=kernels,
-    )
+    settings = read_settings(given)
     for path in (out, figure):
         if path is not None:
             require_file(path)
@@ -153,63 +140,39 @@ def command(
         raise ValueError(f"no row could be measured; the first says: {failed[0]['error']}")
 
 
-def read_settings(
-    *,
-    backbone: str,
-    random_weights: bool,
-    size: str,
-    methods: str,
-    keep: str,
-    text: str,
-    batch: str,
-    paths: str,
-    image: str,
-    dtype: str,
-    device: str,
-    runs: int,
-    text_buckets: str,
-    seconds: float,
-    decode: bool,
-    decode_methods: str,
-    eager_methods: str,
-    kernels: int,
-) -> ProfileSettings:
-    """The options as settings, each checked before anything is built."""
+def read_settings(given: Mapping[str, Any]) -> ProfileSettings:
+    """The command's options as settings, each checked before anything is built."""
     import torch
 
     from diffprune.speed.profile import ProfileSettings
     from diffprune.speed.subject import check_methods, picture_size
     from diffprune.types import parse_budgets
 
+    size, paths, dtype = given["size"], given["paths"], given["dtype"]
     if size not in ("real", "tiny"):
         raise ValueError(f"size {size!r} is not known; give real or tiny")
     wanted = [path for path in paths.split(",") if path]
     if not wanted or set(wanted) - {"eager", "fast"}:
         raise ValueError(f"paths {paths!r} are not known; give eager, fast or eager,fast")
-    named = check_methods(methods)
-    device = choose_device(device)
+    named = check_methods(given["methods"])
+    device = choose_device(given["device"])
     dtype = dtype or ("float16" if device.startswith("cuda") else "float32")
     if dtype not in ("float16", "bfloat16", "float32"):
         raise ValueError(f"dtype {dtype!r} is not known; give float16, bfloat16 or float32")
     return ProfileSettings(
-        backbone=backbone,
-        random_weights=random_weights,
+        **{name: given[name] for name in ("backbone", "random_weights", "runs", "seconds", "decode", "kernels")},
         tiny=size == "tiny",
         methods=named,
-        keeps=parse_budgets(keep),
-        texts=read_numbers(text, "text"),
-        batches=read_numbers(batch, "batch"),
+        keeps=parse_budgets(given["keep"]),
+        texts=read_numbers(given["text"], "text"),
+        batches=read_numbers(given["batch"], "batch"),
         paths=wanted,
-        image=picture_size(image),
+        image=picture_size(given["image"]),
         device=device,
         dtype=getattr(torch, dtype),
-        runs=runs,
-        text_buckets=read_numbers(text_buckets, "text-buckets") if text_buckets else (),
-        seconds=seconds,
-        decode=decode,
-        decode_methods=_some(decode_methods, named, "decode-methods"),
-        eager_methods=_some(eager_methods, named, "eager-methods"),
-        kernels=kernels,
+        text_buckets=read_numbers(given["text_buckets"], "text-buckets") if given["text_buckets"] else (),
+        decode_methods=_some(given["decode_methods"], named, "decode-methods"),
+        eager_methods=_some(given["eager_methods"], named, "eager-methods"),
     )
 
 

@@ -11,29 +11,25 @@ from typing import Annotated, Any
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, announce, announce_loading, choose_device, describe_model
+from diffprune.cli import (
+    DeviceOption,
+    MethodOption,
+    ModelOption,
+    PrunerOption,
+    announce,
+    announce_loading,
+    choose_device,
+    describe_model,
+)
 from diffprune.extras import is_installed, require
 from diffprune.methods.naming import check_names
 from diffprune.versions import check_transformers
 
 ENGINES = ("auto", "own", "vllm")
-PrunerOption = Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
-]
-MethodOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Method for --pruner none, or one that takes a saved one's weights (diffprune methods); "
-        f"default: full. {OPTIONS_HELP}"
-    ),
-]
 KeepOption = Annotated[
     str | None, typer.Option(help="Tokens per picture (64) or a share (0.111), where a request does not say.")
 ]
 HostOption = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one of this machine.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")]
 
 
 def command(

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffprune.cli import OPTIONS_HELP, announce, choose_device, describe_model, print_json
+from diffprune.cli import (
+    OPTIONS_HELP,
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    PrunerOption,
+    announce,
+    choose_device,
+    describe_model,
+    print_json,
+)
 from diffprune.methods.naming import check_names, split_methods
 
 if TYPE_CHECKING:
@@ -17,11 +27,8 @@ if TYPE_CHECKING:
 def command(
     image: Annotated[Path, typer.Option(help="The picture.")],
     out: Annotated[Path, typer.Option(help="Where to write the drawing: .png, .jpg, .webp or .svg.")],
-    pruner: Annotated[str, typer.Option(help="Folder or hub id of a saved pruner, or none.")] = "none",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
-    ] = None,
+    pruner: PrunerOption = "none",
+    model: ModelOption = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -39,8 +46,8 @@ def command(
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Draw the top and bottom of the ranking and how alike their tokens are.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...; empty takes a GPU where there is one.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was kept as JSON.")] = False,
+    device: DeviceOption = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Draw what a pruner keeps of a picture: kept tokens lit, the others dimmed, what no token sees striped.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from diffprune.cli import announce, hush_loader, print_json, require_writable
+from diffprune.cli import JsonOption, announce, hush_loader, print_json, require_writable
 from diffprune.methods.naming import check_names
 
 RUN_FILE = "run.yaml"  # of a run's folder, as `diffprune.config` has it, which is imported where it is used
@@ -24,7 +24,7 @@ def command(
     config: Annotated[Path | None, typer.Option(help="YAML file of the run; with --resume that of the folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run and, in the end, of the pruner.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a pruner on pictures with captions; the model it is for stays frozen.
 
