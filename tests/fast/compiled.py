@@ -10,6 +10,7 @@ from tests.contracts.vlm import pruned
 SIZES = {
     "llava": None,
     "llava_next": [(100, 70), (64, 48)],
+    "llava_onevision": [(100, 70), (140, 48)],
     "qwen2_vl": [(100, 70)],
     "qwen2_5_vl": [(100, 70), (112, 84)],
 }
@@ -24,7 +25,7 @@ def compiled(family: str, method: Any = "full", *, vlm: PrunedVLM | None = None,
         with torch.no_grad():
             for parameter in vlm.method.parameters():
                 parameter.normal_(std=0.2)
-    small: dict[str, Any] = {"batch_sizes": (1, 2), "text_buckets": (64,), "max_new_tokens": 6}
+    small: dict[str, Any] = {"batch_sizes": (1, 2), "text_buckets": (64,), "max_new_tokens": 6, "on_demand": 0}
     vlm.compile(**{**small, "image_sizes": SIZES.get(family), **options})
     return vlm
 

@@ -44,8 +44,8 @@ def test_first_logits_are_those_of_the_reference_path(family: str, method: str, 
     wanted = vlm.logits(batch)[0][:, -1]
     run = vlm.fast.start(batch)
     assert run.picture is not None, "the tower is static here"
-    assert (run.splicer is None) == (family == "llava_next")  # how many newlines stay depends on the choice
-    if family == "llava_next" and method != "full":
+    assert run.splicer is not None
+    if method != "full":
         assert run.chooser is not None and run.chooser.prune is not None
     torch.testing.assert_close(run.logits, wanted, atol=1e-5, rtol=0)
     torch.testing.assert_close(vlm.fast.ttft(batch), wanted.argmax(-1))
@@ -57,7 +57,8 @@ def test_first_logits_are_those_of_the_reference_path(family: str, method: str, 
         *(("llava", method) for method in ("diffprune", "cls_attention", "random", "holov", "visionzip", *INSIDE)),
         *(("qwen2_5_vl", method) for method in ("diffprune", "cls_attention", "pyramiddrop")),
         *(("llava_next", method) for method in ("full", "diffprune", "cls_attention", "visionzip", "tome", "random")),
-        *((family, "diffprune-diverse") for family in ("llava", "llava_next")),
+        *(("llava_onevision", method) for method in ("full", "diffprune", "tome", "random")),
+        *((family, "diffprune-diverse") for family in ("llava", "llava_next", "llava_onevision")),
         ("qwen2_vl", "fastv"),
     ],
 )
@@ -71,8 +72,17 @@ def test_greedy_answers_are_those_of_the_reference_path(family: str, method: str
     assert sayings() == []
 
 
+@pytest.mark.parametrize("method", ["diffprune", "diffprune-diverse"])
+def test_a_scorer_of_merged_groups_is_compiled_as_such(method: str) -> None:
+    vlm = compiled("qwen2_5_vl", method, vlm=pruned("qwen2_5_vl", method, keep=5, groups="merged"))
+    batch = vlm.prepare([[tiny.picture(1)], [tiny.picture(2)]], QUESTIONS[:2])
+    run = vlm.fast.start(batch)
+    torch.testing.assert_close(run.chooser.logits, vlm.method.score(vlm.encode(batch)), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(run.logits, vlm.logits(batch)[0][:, -1], atol=1e-5, rtol=0)
+
+
 def test_other_families_answer_the_same_where_only_the_language_model_is_fast(sayings: Any) -> None:
-    for family in ("llava_onevision", "internvl", "idefics3", "smolvlm"):
+    for family in ("internvl", "idefics3", "smolvlm"):
         vlm = compiled(family, EveryOther(), image_sizes=[(100, 70)], text_buckets=(160,))
         assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?")), family
     assert sayings() == []

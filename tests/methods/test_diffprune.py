@@ -1,13 +1,18 @@
 """DiffPrune: each option does what it says, and the parts are where the paper has them."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from diffprune.methods.base import TrainablePruner
 from diffprune.methods.diffprune import DiffPrune
 from diffprune.methods.options import build_method
+from diffprune.model import PrunedVLM
 from diffprune.nn import BilinearScorer, BlockSpec, DiagonalBlock, GlobalBlock
 from diffprune.types import VisualTokens
+from tests import tiny
 from tests.methods.examples import SPEC, make_method, make_tokens
 
 CLIP_L = BlockSpec(width=1024, heads=16, mlp_width=4096, activation="quick_gelu", eps=1e-5)
@@ -163,6 +168,7 @@ def test_parameters_are_counted_as_stated() -> None:
         ("noise", "pink"),
         ("attention", "local"),
         ("scorer_depth", -1),
+        ("groups", "pairs"),
     ],
 )
 def test_an_option_with_a_wrong_value_is_refused_by_name(option: str, value: object) -> None:
@@ -173,3 +179,30 @@ def test_an_option_with_a_wrong_value_is_refused_by_name(option: str, value: obj
 def test_generators_must_be_one_or_one_per_image() -> None:
     with pytest.raises(ValueError, match="2 generators for 3 rows"):
         diffprune().restrict(make_tokens(), K, tau=0.7, generator=[seeded(1), seeded(2)])
+
+
+def test_how_groups_are_scored_is_kept_in_the_artefact_and_old_ones_score_patches(tmp_path: Path) -> None:
+    model, processor = tiny.build("qwen2_5_vl")
+    vlm = PrunedVLM(model, processor, method="diffprune", keep=4, groups="merged")
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    vlm.save_pretrained(tmp_path, base_id="x/y")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["method"]["options"]["groups"] == "merged"
+    tokens = vlm.encode(vlm.prepare([tiny.picture(1)], ["what?"]))
+    for method in (None, "diffprune-diverse"):
+        loaded = PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor, method=method)
+        assert torch.equal(loaded.method.score(tokens), vlm.method.score(tokens))
+    del config["method"]["options"]["groups"]  # as artefacts were before there was a choice
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    old = PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+    assert old.method.scorer.groups == "patches"
+    assert not torch.allclose(old.method.score(tokens), vlm.method.score(tokens))
+
+
+def test_a_scorer_of_merged_groups_learns() -> None:
+    model, processor = tiny.build("qwen2_5_vl")
+    vlm = PrunedVLM(model, processor, method="diffprune", keep=4, groups="merged")
+    batch = vlm.prepare([tiny.picture(1)], ["what?"], ["a sign"])
+    vlm.loss(batch, tau=0.5).backward()
+    assert vlm.method.scorer.head.weight.grad.abs().sum() > 0

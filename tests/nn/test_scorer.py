@@ -175,3 +175,24 @@ def test_equal_logits_stay_equal_and_can_still_learn() -> None:
     assert torch.equal(standard, torch.zeros(1, 5))
     standard[0, 0].backward()
     assert logits.grad is not None and logits.grad.isfinite().all() and logits.grad[0, 0] > 0
+
+
+def test_merged_groups_are_scored_as_their_mean_patch() -> None:
+    merged, plain = (trained(Scorer(ROTARY, groups=groups)) for groups in ("merged", "patches"))
+    x, rows = torch.randn(2, 6, 64), torch.randint(0, 9, (2, 6, 1, 2)) * 2
+    coords = rows + torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])  # 2 x 2 patches
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    segment = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
+    for more in ({}, {"mask": mask}, {"mask": mask, "segment": segment}):
+        logits, hidden = merged.read(x, coords=coords, **more)
+        wanted, states = plain.read(x.unflatten(-1, (4, 16)).mean(2), coords=rows, **more)
+        torch.testing.assert_close(logits, wanted)
+        torch.testing.assert_close(hidden, states)
+    assert not torch.allclose(merged(x, coords=coords), plain(x, coords=coords), atol=1e-3)
+    shifted = merged(x, coords=coords + 1)  # the place of the first patch stands for the group's: only distances count
+    torch.testing.assert_close(shifted, merged(x, coords=coords), rtol=1e-4, atol=1e-4)
+
+
+def test_another_way_to_score_groups_is_refused() -> None:
+    with pytest.raises(ValueError, match="groups='pairs' is not known; give 'patches' or 'merged'"):
+        Scorer(SPEC, groups="pairs")

@@ -137,7 +137,8 @@ def test_kernels_are_listed_after_every_row_was_timed():
     seen: list[list[bool]] = []
     settings = profile.ProfileSettings(**OPTIONS, methods=["full", "random"], decode=False, kernels=2)
     rows = profile.profile(settings, lambda rows: seen.append(["kernels" in row for row in rows[1:]]))
-    assert [len(row["kernels"]) for row in rows[1:]] == [2] * 4
+    assert [len(row["kernels"]) for row in rows[1:]] == [len(row["encode_kernels"]) for row in rows[1:]] == [2] * 4
+    assert ["pruner_kernels" in row for row in rows[1:]] == [row["method"] == "random" for row in rows[1:]]
     assert all(" ms, " in line for row in rows[1:] for line in row["kernels"])
     assert not any(map(any, seen[:4])) and seen[-1] == [True] * 4
 

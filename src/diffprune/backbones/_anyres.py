@@ -30,7 +30,7 @@ class View:
 
 def num_tiles_of(size: tuple[int, int], pinpoints: Sequence[Sequence[int]], tile: int) -> int:
     """Tiles of a picture of (width, height), the overview included."""
-    rows, columns = _tile_grid(size, pinpoints, tile)
+    rows, columns = tile_grid(size, pinpoints, tile)
     return rows * columns + 1
 
 
@@ -110,6 +110,7 @@ def real_tiles(
     return torch.cat(pixels), counts
 
 
-def _tile_grid(size: tuple[int, int], pinpoints: Sequence[Sequence[int]], tile: int) -> tuple[int, int]:
+def tile_grid(size: tuple[int, int], pinpoints: Sequence[Sequence[int]], tile: int) -> tuple[int, int]:
+    """Tiles down and across of a picture of (width, height), the overview not among them."""
     height, width = select_best_resolution((size[1], size[0]), [list(point) for point in pinpoints])
     return height // tile, width // tile

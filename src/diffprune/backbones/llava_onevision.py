@@ -42,6 +42,8 @@ class LlavaOnevision(TowerBackbone):
 
     strategies: ClassVar[frozenset[str]] = frozenset({"default", "full"})  # "full": SigLIP has no [CLS]
 
+    compiled_tower: ClassVar[str | None] = "diffprune.fast.towers:ScaledTileTower"
+
     @property
     def block(self) -> BlockSpec:
         """A block of the tower's kind, as wide as the language model: that is where tokens are scored."""

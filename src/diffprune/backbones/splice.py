@@ -30,27 +30,49 @@ def held_slots(
         newlines: Which newlines stay, one of `NEWLINE_RULES`.
         rows_of_slots: The row each placeholder of an image belongs to.
     """
-    width, num = keep.shape[1], tokens.x.shape[1]
-    first = torch.arange(len(tokens), device=keep.device)[:, None] * width  # [I, 1]
-    place = torch.where(keep < 0, num, keep)  # what keeps nothing goes to a column of its own
-    held = keep.new_full((len(tokens), num + 1), -1)
-    held = held.scatter(1, place, first + torch.arange(width, device=keep.device))[:, :num]
+    num = tokens.x.shape[1]
     if tokens.slots is None:
+        held = place_in_keep(keep, num)
         stay = held >= 0
         return (stay.flatten() if tokens.is_full else stay[tokens.mask.to(stay.device)]), held[stay]
     slots = tokens.slots
-    held = torch.where(slots >= 0, held.gather(1, slots.clamp_min(0)), -1)  # [I, S]
+    held, stay = held_and_newlines(slots, keep, num, newlines=newlines, row_of=rows_of_slots(slots))
+    return stay[slots != -2], held[stay]
+
+
+def place_in_keep(keep: Int[Tensor, "I K"], num: int) -> Int[Tensor, "I N"]:
+    """Where in `keep`, flat over all images, each of an image's `num` tokens stands; -1 where it is dropped."""
+    width = keep.shape[1]
+    first = torch.arange(len(keep), device=keep.device)[:, None] * width  # [I, 1]
+    place = torch.where(keep < 0, num, keep)  # what keeps nothing goes to a column of its own
+    held = keep.new_full((len(keep), num + 1), -1)
+    return held.scatter(1, place, first + torch.arange(width, device=keep.device))[:, :num]
+
+
+def held_and_newlines(
+    slots: Int[Tensor, "I S"], keep: Int[Tensor, "I K"], num: int, *, newlines: str, row_of: Int[Tensor, "I S"]
+) -> tuple[Int[Tensor, "I S"], Bool[Tensor, "I S"]]:
+    """For each placeholder its token's place in `keep`, flat (-1 for none), and whether the placeholder stays.
+
+    All shapes follow from those given, so that it can be a CUDA graph.
+
+    Args:
+        slots: Token behind each placeholder; -1 is a newline, -2 padding.
+        num: Tokens of an image.
+        newlines: Which newlines stay, one of `NEWLINE_RULES`.
+        row_of: The row each placeholder belongs to.
+    """
+    held = torch.where(slots >= 0, place_in_keep(keep, num).gather(1, slots.clamp_min(0)), -1)  # [I, S]
     stay = held >= 0
     if newlines == "all":
         stay = stay | (slots == -1)
     elif newlines == "rows":
-        row_of = rows_of_slots(slots)
         lost, kept = (
             torch.zeros_like(row_of).scatter_add(1, row_of, some.long()) > 0  # fewer rows than slots
             for some in ((slots >= 0) & ~stay, stay)
         )
         stay = stay | ((slots == -1) & (kept | ~lost).gather(1, row_of))
-    return stay[slots != -2], held[stay]
+    return held, stay
 
 
 def require_filled(slot_stays: Bool[Tensor, " S"], num_placeholders: int) -> Bool[Tensor, " S"]:

@@ -55,7 +55,7 @@ def command(
         str, typer.Option(help="Comma-separated: these alone run on the eager path too; empty: all.")
     ] = "",
     kernels: Annotated[
-        int, typer.Option(min=0, help="At the end, list so many of the slowest kernels of each prefill.")
+        int, typer.Option(min=0, help="At the end, list so many of the slowest kernels of each stage.")
     ] = 0,
     throughput: Annotated[
         bool, typer.Option("--throughput", help="Instead, a closed loop of requests through the fast path.")

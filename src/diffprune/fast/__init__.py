@@ -27,8 +27,7 @@ Methods inside the language model (PyramidDrop, FastV) have no prune before it: 
 splices every token and `prefill` drops between its layers.
 """
 
-from diffprune.fast.build import CompileReport
-from diffprune.fast.options import NotCompiled
+from diffprune.fast.options import CompileReport, NotCompiled
 from diffprune.fast.path import FastPath, compile_vlm
 from diffprune.fast.request import Request
 

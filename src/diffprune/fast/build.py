@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,34 +16,18 @@ from diffprune.fast import verify
 from diffprune.fast.buckets import Bucket, CacheStore, num_columns
 from diffprune.fast.choice import Choose, choose_by_score, choose_diverse, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
-from diffprune.fast.decoder import Decoder, Unsupported, read_decoder
+from diffprune.fast.decoder import Decoder, Unsupported, in_eight_bits, read_decoder
 from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory
-from diffprune.fast.options import CompileOptions
+from diffprune.fast.newlines import NewlineSplicer
+from diffprune.fast.options import CompileOptions, CompileReport
 from diffprune.fast.pictures import Chooser, Picture, Splicer
+from diffprune.fast.precision import why_not_eight_bits
 from diffprune.fast.towers import BlockParts, Tower, tower_class
 from diffprune.fast.vision import Blocks, FastScorer
 from diffprune.methods.base import ScoringPruner
 from diffprune.methods.diffprune_diverse import DiffPruneDiverse
 from diffprune.nn.scorer import Scorer
 from diffprune.types import VisualTokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileReport:
-    """What `compile()` did.
-
-    Args:
-        seconds: Of each part.
-        extra_bytes: Memory it holds beyond the model: private copies of weights, the static cache, and on a GPU what
-            the allocator holds more than before (graphs and buffers included).
-        buckets: (batch, length) of every prefill.
-        captured: CUDA graphs were made.
-    """
-
-    seconds: dict[str, float]
-    extra_bytes: dict[str, int]
-    buckets: tuple[tuple[int, int], ...]
-    captured: bool
 
 
 class Builder:
@@ -63,10 +46,16 @@ class Builder:
         compiles = self.capture and options.compile_layers
         self.compiler = Compiler(compiles)
         self.vision_compiler = Compiler(compiles, autotune=options.autotune)
+        self.precision, self.logit_error = options.precision, None
+        if self.precision == "fp8" and (reason := why_not_eight_bits(self.device)):
+            vlm._say_once(f"precision='fp8' is left out, and the model's own is used: {reason}")
+            self.precision = "model"
+        share = options.share
+        self.is_shared = share is not None and share.precision == self.precision  # decoder and all
         self.seconds: dict[str, float] = {}
         self.pictures: dict[tuple[int, ...], Picture] = {}
         self.choosers: dict[tuple[int, ...], Chooser] = {}
-        self.splicers: dict[tuple[int, ...], Splicer] = {}
+        self.splicers: dict[tuple[int, ...], Splicer | NewlineSplicer] = {}
         self.miscompiled: set[tuple[int, ...]] = set()  # picture shapes that were reported when they were compiled
 
     def build(self) -> CompileReport:
@@ -74,8 +63,7 @@ class Builder:
         if self.capture:
             torch.cuda.empty_cache()
         before = self.allocated()
-        heap = frozen_heap() if self.capture else nullcontext()
-        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), heap:
+        with self.making():
             self.read_weights()
             samples = self.samples()
             shapes = self.bucket_shapes(sorted({self.num_visual(sample) for sample in samples}))
@@ -87,7 +75,10 @@ class Builder:
                 )
             )
             with self.timed("verify"):
-                verify.check_language_model(self.backbone, self.decoder, self.store)
+                if not self.is_shared or self.precision == "model":
+                    verify.check_language_model(self.backbone, self.decoder, self.store)
+            if self.precision == "fp8":
+                self.use_eight_bits()
             self.buckets = self.make_buckets_that_agree(shapes)
             if self.tower is not None and self.vlm.budget_rule == "global":
                 for sample in samples:
@@ -95,7 +86,7 @@ class Builder:
                         self.fix_picture(self.tower, sample, batch)
             if self.capture:
                 torch.cuda.empty_cache()  # what only the comparisons took
-        shared = () if self.options.share is not None else (self.decoder.weights, self.tower)
+        shared = () if self.is_shared else (self.decoder.weights, None if self.options.share else self.tower)
         extra = {
             "weights": sum(part.own_bytes for part in (*shared, self.scorer) if part is not None),
             "cache": sum(keys.nbytes + values.nbytes for keys, values in self.store.flat),
@@ -107,7 +98,25 @@ class Builder:
             extra_bytes=extra,
             buckets=tuple((bucket.batch, bucket.length) for bucket in self.buckets),
             captured=self.capture,
+            precision="fp8" if self.precision == "fp8" else str(self.dtype).removeprefix("torch."),
+            logit_error=self.logit_error,
         )
+
+    def use_eight_bits(self) -> None:
+        """The decoder's maps in 8 bits, after it was compared as it is, and how far its logits are off then."""
+        if self.is_shared:
+            self.logit_error = self.options.share.report.logit_error
+            return
+        with self.timed("weights"):
+            before, self.decoder = self.decoder, Decoder(in_eight_bits(self.decoder.weights), self.compiler)
+            self.logit_error = verify.logit_error(self.backbone, self.decoder, before, self.store)
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Where parts are made: their tensors serve requests of any mode, and every shape may be compiled."""
+        heap = frozen_heap() if self.capture else nullcontext()
+        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), heap:
+            yield
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -128,7 +137,7 @@ class Builder:
         """Decoder, tower and scorer as functions over their weights, and the cache without its memory."""
         fuse, share = self.options.fuse, self.options.share
         with self.timed("weights"):
-            if share is None:
+            if not self.is_shared:
                 try:
                     weights = read_decoder(self.vlm.base, self.backbone.language_model, fuse=fuse)
                 except (Unsupported, AttributeError) as error:
@@ -137,7 +146,7 @@ class Builder:
                         "generate() works without it"
                     ) from error
                 self.decoder = Decoder(weights, self.compiler)
-                self.tower = self.read_tower()
+                self.tower = self.read_tower() if share is None else share.tower
             else:
                 self.decoder, self.tower = share.decoder, share.tower
             self.store = CacheStore(self.decoder, self.device, self.dtype)
@@ -177,8 +186,12 @@ class Builder:
         if self.backbone.newline is None:
             return placeholders, 0
         visual = int(self.backbone.encode(batch).mask.sum())
+        return visual, self.most_newlines(placeholders, visual)
+
+    def most_newlines(self, placeholders: int, visual: int) -> int:
+        """Newlines of a picture that may stay, of its placeholders those that carry no content."""
         is_pruned = self.vlm.method.name != "full"
-        return visual, 0 if is_pruned and self.backbone.keeps_newlines == "none" else placeholders - visual
+        return 0 if is_pruned and self.backbone.keeps_newlines == "none" else placeholders - visual
 
     def bucket_shapes(self, pictures: Sequence[tuple[int, int]]) -> list[tuple[int, int, Cuts | None]]:
         """Rows, columns and cuts of every bucket, the smallest first, for pictures of so many tokens and newlines."""
@@ -214,50 +227,73 @@ class Builder:
         The memory pool of the graphs is made here: when all graphs of a pool are gone, nothing can be captured into it.
         """
         self.pool = torch.cuda.graph_pool_handle() if self.capture else None
+        return [self.make_bucket(*shape, self.store) for shape in shapes]
+
+    def make_bucket(self, batch: int, length: int, cuts: Cuts | None, store: CacheStore) -> Bucket:
+        """One bucket over that memory, warmed up, captured and compared."""
         max_new_tokens = self.options.max_new_tokens
-        buckets = []
-        for batch, length, cuts in shapes:
-            bucket = Bucket.build(
-                self.decoder,
-                self.store,
-                batch=batch,
-                length=length,
-                max_new_tokens=max_new_tokens,
-                axes=self.axes,
-                capture=self.capture,
-                cuts=cuts,
-            )
-            with self.timed("prefill"):
-                bucket.prefill.warm_up(self.pool)
-            decodes = max_new_tokens > 1  # the first token is prefill's
-            if decodes:
-                with self.timed("decode"):
-                    bucket.decode.warm_up(self.pool)
-            if self.decoder.compiled:
-                with self.timed("verify"):
-                    try:
-                        scale = self.vlm.base.get_input_embeddings().weight.std()
-                        verify.check_bucket(bucket, self.decoder, scale=scale, decodes=decodes)
-                    except RuntimeError as error:  # plain layers take more room than compiled ones
-                        if not is_out_of_memory(error):
-                            raise
-                        self.vlm._say_once(f"no room to compare {batch} x {length} compiled columns with plain layers")
-            buckets.append(bucket)
-        return buckets
+        bucket = Bucket.build(
+            self.decoder,
+            store,
+            batch=batch,
+            length=length,
+            max_new_tokens=max_new_tokens,
+            axes=self.axes,
+            capture=self.capture,
+            cuts=cuts,
+        )
+        with self.timed("prefill"):
+            bucket.prefill.warm_up(self.pool)
+        decodes = max_new_tokens > 1  # the first token is prefill's
+        if decodes:
+            with self.timed("decode"):
+                bucket.decode.warm_up(self.pool)
+        if self.decoder.compiled:
+            with self.timed("verify"):
+                try:
+                    scale = self.vlm.base.get_input_embeddings().weight.std()
+                    verify.check_bucket(bucket, self.decoder, scale=scale, decodes=decodes)
+                except RuntimeError as error:  # plain layers take more room than compiled ones
+                    if not is_out_of_memory(error):
+                        raise
+                    self.vlm._say_once(f"no room to compare {batch} x {length} compiled columns with plain layers")
+        return bucket
+
+    def add_bucket(self, batch: int, length: int, cuts: Cuts | None) -> None:
+        """One more bucket, with a cache of its own where that of the others is too small."""
+        store, most = self.store, self.store.numel(batch, num_columns(length, self.options.max_new_tokens))
+        if most > len(store.flat[0][0]):
+            store = CacheStore(self.decoder, self.device, self.dtype)
+            store.reserve(most)
+        self.buckets.append(self.make_bucket(batch, length, cuts, store))
+        self.buckets.sort(key=lambda bucket: bucket.key)
 
     # ------------------------------------------------------------------------------------- pictures
 
     def fix_picture(self, tower: Tower, sample: Batch, size: int) -> None:
         """Encoder, choice and splice for `size` pictures of the sample's shape."""
-        several = repeat_batch(sample, size)
         key = (size, *tower.key(sample, sample.features))
         if key in self.pictures:
             return
+        self.add_picture(tower, sample, key)
+        if key in self.miscompiled:
+            return
+        tokens = self.pictures[key].num_tokens
+        for k in sorted({count_before_layers(self.vlm.method, each, tokens) for each in self.keeps}):
+            self.add_chooser(key, k)
+            for bucket in self.buckets:
+                fits = bucket.length - k - self.newlines_of(key) in self.text_buckets
+                if bucket.batch == size and fits and bucket.takes(k):
+                    self.add_splicer(key, k, bucket)
+
+    def add_picture(self, tower: Tower, sample: Batch, key: tuple[int, ...]) -> None:
+        """The encoder of `key[0]` pictures like the sample's; noted as miscompiled where it gives other features."""
+        several = repeat_batch(sample, key[0])
         with self.timed("encode"):
             picture = Picture.build(
                 tower.fix(sample, self.vlm.method.needs),
                 several.features["pixel_values"],
-                size,
+                key[0],
                 tower.describe(several),
                 capture=self.capture,
             )
@@ -267,28 +303,36 @@ class Builder:
                 self.miscompiled.add(key)
                 return
         self.pictures[key] = picture
-        for k in sorted({count_before_layers(self.vlm.method, each, picture.num_tokens) for each in self.keeps}):
-            with self.timed("prune"):
-                chooser = Chooser.build(picture, k, self.choice(picture.tokens, k), capture=self.capture)
-                if chooser.prune is not None:
-                    chooser.prune.warm_up(self.pool)
-            self.choosers[(*key, k)] = chooser
-            if picture.tokens.slots is not None:
-                continue  # how many newlines stay depends on the choice, so the reference code splices
-            with self.timed("splice"):
-                for bucket in self.buckets:
-                    if bucket.batch == size and bucket.length - k in self.text_buckets and bucket.takes(k):
-                        splicer = Splicer.build(
-                            picture,
-                            chooser,
-                            bucket,
-                            embed=self.decoder.weights.embed,
-                            project=self.backbone.project,
-                            packed=self.vlm.positions == "packed",
-                            capture=self.capture,
-                        )
-                        splicer.splice.warm_up(self.pool)
-                        self.splicers[(*key, k, *bucket.key)] = splicer
+
+    def add_chooser(self, key: tuple[int, ...], k: int) -> None:
+        """The choice of k tokens of each of those pictures."""
+        picture = self.pictures[key]
+        with self.timed("prune"):
+            chooser = Chooser.build(picture, k, self.choice(picture.tokens, k), capture=self.capture)
+            if chooser.prune is not None:
+                chooser.prune.warm_up(self.pool)
+        self.choosers[(*key, k)] = chooser
+
+    def newlines_of(self, key: tuple[int, ...]) -> int:
+        """Newlines of one of those pictures that may stay."""
+        return self.most_newlines(self.pictures[key].num_placeholders, self.pictures[key].num_tokens)
+
+    def add_splicer(self, key: tuple[int, ...], k: int, bucket: Bucket) -> None:
+        """The splice of k tokens of each of those pictures into the bucket."""
+        with self.timed("splice"):
+            splicer = self.make_splicer(self.pictures[key], self.choosers[(*key, k)], bucket, self.newlines_of(key))
+            splicer.splice.warm_up(self.pool)
+        self.splicers[(*key, k, *bucket.key)] = splicer
+
+    def make_splicer(
+        self, picture: Picture, chooser: Chooser, bucket: Bucket, newlines: int
+    ) -> Splicer | NewlineSplicer:
+        """What puts chosen tokens, and up to so many newlines, into the bucket."""
+        embed, packed = self.decoder.weights.embed, self.vlm.positions == "packed"
+        common: dict[str, Any] = {"embed": embed, "packed": packed, "capture": self.capture}
+        if picture.tokens.slots is None:
+            return Splicer.build(picture, chooser, bucket, project=self.backbone.project, **common)
+        return NewlineSplicer.build(picture, chooser, bucket, backbone=self.backbone, num_newlines=newlines, **common)
 
     def encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
         """Whether the compiled tower gives the stock tower's features; reported once where it does not."""
@@ -307,8 +351,8 @@ class Builder:
         if k == tokens.x.shape[1] or method.is_inside:
             return None
         if self.scorer is not None and isinstance(method, ScoringPruner | DiffPruneDiverse):
-            score, exact = self.scorer.fix(tokens), method.score(tokens)
-            if verify.close(score(tokens.x), exact, limit=verify.rounding(self.dtype)):
+            score, probe = self.scorer.fix(tokens), verify.varied(tokens)
+            if verify.close(score(probe.x), method.score(probe), limit=verify.rounding(self.dtype)):
                 if isinstance(method, ScoringPruner):
                     return choose_by_score(score, k, self.vision_compiler)
                 by_hidden = method.options.features == "scorer"

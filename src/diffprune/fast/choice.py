@@ -16,6 +16,7 @@ from diffprune.types import VisualTokens
 Choose = Callable[[Tensor, tuple[Tensor, Tensor, Tensor]], None]
 
 RANKED_AT_ONCE = 4096  # up to here the ranks come from all pairs in one kernel; beyond, from a sort
+RANKED_ON_CPU = 256  # the same without a compiler, where every comparison of all pairs is a pass over memory
 
 
 def keep_largest(logits: Float[Tensor, "B N"], k: int) -> Int[Tensor, "B K"]:
@@ -26,7 +27,7 @@ def keep_largest(logits: Float[Tensor, "B N"], k: int) -> Int[Tensor, "B K"]:
     """
     num_tokens = logits.shape[1]
     index = torch.arange(num_tokens, device=logits.device)
-    if num_tokens > RANKED_AT_ONCE:
+    if num_tokens > (RANKED_AT_ONCE if logits.is_cuda else RANKED_ON_CPU):
         order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
         return order.sort(dim=-1).values
     this, other = logits[:, :, None], logits[:, None, :]

@@ -8,7 +8,7 @@ A layer is given the residual and the branch not yet added to it, so that additi
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from diffprune.backbones.windows import window_of
 from diffprune.fast.graphs import num_bytes
+from diffprune.fast.precision import Linear, Map, Scaled, scaled_map, scaled_product
 from diffprune.ops import rotate
-
-Linear = tuple[Tensor, Tensor | None]  # weight and bias
 
 
 class Unsupported(ValueError):
@@ -31,12 +30,12 @@ class LayerWeights(NamedTuple):
     """One decoder layer. `qkv` and `gate_up` hold one fused map each, or the stock ones side by side."""
 
     input_norm: Tensor
-    qkv: tuple[Linear, ...]
+    qkv: tuple[Map, ...]
     head_norms: tuple[Tensor, ...]  # of queries and keys, where a family has them
-    out: Linear
+    out: Map
     mlp_norm: Tensor
-    gate_up: tuple[Linear, ...]
-    down: Linear
+    gate_up: tuple[Map, ...]
+    down: Map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +123,22 @@ def read_decoder(model: Any, language_model: Any, *, fuse: bool) -> DecoderWeigh
     )
 
 
+def in_eight_bits(weights: DecoderWeights) -> DecoderWeights:
+    """The same model with the maps of its layers in 8 bits, private copies all of them."""
+    layers = [
+        layer._replace(
+            qkv=tuple(map(scaled_map, layer.qkv)),
+            out=scaled_map(layer.out),
+            gate_up=tuple(map(scaled_map, layer.gate_up)),
+            down=scaled_map(layer.down),
+        )
+        for layer in weights.layers
+    ]
+    maps = [each for layer in layers for each in (*layer.qkv, layer.out, *layer.gate_up, layer.down)]
+    own = [tensor for each in maps if isinstance(each, Scaled) for tensor in (each.weight, each.scale)]
+    return replace(weights, layers=layers, own_bytes=num_bytes(*own))
+
+
 def layer_weights(layer: Any, *, fuse: bool) -> LayerWeights:
     """One stock layer's weights."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -149,8 +164,13 @@ def side_by_side(linears: Iterable[Any], *, fuse: bool, dtype: torch.dtype | Non
     each = [linear_of(linear) for linear in linears]
     if dtype is not None:
         each = [(weight.to(dtype), None if bias is None else bias.to(dtype)) for weight, bias in each]
-    if not fuse:
-        return tuple(each)
+    return fused(tuple(each)) if fuse else tuple(each)
+
+
+def fused(each: tuple[Linear, ...]) -> tuple[Linear, ...]:
+    """Linear maps of one input as one map; a single one as it is."""
+    if len(each) == 1:
+        return each
     biases = [bias for _, bias in each if bias is not None]
     assert len(biases) in (0, len(each)), "some of the maps have a bias and some have not"
     return ((torch.cat([weight for weight, _ in each]), torch.cat(biases) if biases else None),)
@@ -170,11 +190,16 @@ def rms_norm(x: Float[Tensor, "*B L"], weight: Float[Tensor, " L"], eps: float) 
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def apply_each(x: Tensor, linears: tuple[Linear, ...], widths: list[int]) -> tuple[Tensor, ...]:
+def apply(x: Tensor, linear: Map) -> Tensor:
+    """What a linear map makes of x."""
+    return scaled_product(x, linear) if isinstance(linear, Scaled) else F.linear(x, *linear)
+
+
+def apply_each(x: Tensor, linears: tuple[Map, ...], widths: list[int]) -> tuple[Tensor, ...]:
     """What several linear maps make of x, whether they are fused or not."""
     if len(linears) == 1:
-        return F.linear(x, *linears[0]).split(widths, dim=-1)
-    return tuple(F.linear(x, *linear) for linear in linears)
+        return apply(x, linears[0]).split(widths, dim=-1)
+    return tuple(apply(x, linear) for linear in linears)
 
 
 def attention_inputs(
@@ -195,7 +220,7 @@ def mlp(shape: Shape, x: Float[Tensor, "B T L"], weights: LayerWeights) -> Float
     normed = rms_norm(x, weights.mlp_norm, shape.eps)
     half = weights.down[0].shape[1]
     gate, up = apply_each(normed, weights.gate_up, [half, half])
-    return F.linear(shape.activation(gate) * up, *weights.down)
+    return apply(shape.activation(gate) * up, weights.down)
 
 
 def prefill_layer(
@@ -216,7 +241,7 @@ def prefill_layer(
     attended = F.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=shape.heads != shape.key_heads
     )
-    residual = residual + F.linear(attended.transpose(1, 2).flatten(2), *weights.out)
+    residual = residual + apply(attended.transpose(1, 2).flatten(2), weights.out)
     return residual, mlp(shape, residual, weights)
 
 
@@ -240,7 +265,7 @@ def decode_layer(
     values[rows, :, column] = value[:, :, 0]
     grouped = query[:, :, 0].unflatten(1, (shape.key_heads, -1))  # the queries of one key head stand in for its rows
     attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen, scale=shape.scaling)
-    residual = residual + F.linear(attended.flatten(1)[:, None], *weights.out)
+    residual = residual + apply(attended.flatten(1)[:, None], weights.out)
     return residual, mlp(shape, residual, weights)
 
 

@@ -6,6 +6,8 @@ from numbers import Real
 from types import NoneType
 from typing import Any
 
+from diffprune.fast.precision import PRECISIONS
+
 
 class NotCompiled(ValueError):
     """A request outside what was compiled; the reference path answers it."""
@@ -24,6 +26,8 @@ class CompileOptions:
         fuse: Make private copies of weights in a better layout.
         compile_layers: Use `torch.compile` on a GPU.
         autotune: Let it try more kernels for tower and scorer.
+        precision: Of the decoder's linear maps: "model" (as they are), or "fp8" on cards that have such products.
+        on_demand: Shapes (picture sizes, budgets, buckets) that may be made on first use, beside those named.
         share: The `FastPath` of another method around the same base model, whose weights and compiled code are used.
     """
 
@@ -35,7 +39,31 @@ class CompileOptions:
     fuse: bool = True
     compile_layers: bool = True
     autotune: bool = False
+    precision: str = "model"
+    on_demand: int = 8
     share: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileReport:
+    """What `compile()` did.
+
+    Args:
+        seconds: Of each part.
+        extra_bytes: Memory it holds beyond the model: private copies of weights, the static cache, and on a GPU what
+            the allocator holds more than before (graphs and buffers included).
+        buckets: (batch, length) of every prefill.
+        captured: CUDA graphs were made.
+        precision: Of the decoder's linear maps: the model's, or "fp8".
+        logit_error: Of logits in fewer bits: their difference from the model's own, relative to these; else None.
+    """
+
+    seconds: dict[str, float]
+    extra_bytes: dict[str, int]
+    buckets: tuple[tuple[int, int], ...]
+    captured: bool
+    precision: str = ""
+    logit_error: float | None = None
 
 
 def read_options(given: dict[str, Any]) -> CompileOptions:
@@ -48,6 +76,10 @@ def read_options(given: dict[str, Any]) -> CompileOptions:
             check_list(name, value)
         if name == "max_new_tokens":
             check_positive(name, value)
+        if name == "precision" and value not in PRECISIONS:
+            raise ValueError(f"precision={value!r} is not known; give {' or '.join(map(repr, PRECISIONS))}")
+        if name == "on_demand" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise ValueError(f"on_demand={value!r} is no number of shapes; give 0 or more")
     return CompileOptions(**given)
 
 
@@ -111,13 +143,17 @@ WITHOUT_EFFECT = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p
 TAKEN = frozenset({"max_new_tokens", "eos_token_id", "pad_token_id"})
 
 
-def greedy_settings(config: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `FastPath.generate` for those of the model's own; `NotCompiled` where not greedy."""
+def greedy_settings(config: Any, kwargs: dict[str, Any], *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Arguments of `FastPath.generate` for those of the model's own; `NotCompiled` where not greedy.
+
+    Args:
+        but: Settings of the config that are not looked at.
+    """
     for name in sorted(kwargs.keys() - NEUTRAL.keys() - WITHOUT_EFFECT - TAKEN):
         raise NotCompiled(f"{name} is not for it")
     for name, neutral in NEUTRAL.items():
         value = kwargs.get(name, getattr(config, name, None))
-        if value is not None and value not in neutral:
+        if name not in but and value is not None and value not in neutral:
             raise NotCompiled(f"{name}={value} asks for more than the likeliest next token")
     if kwargs.get("max_new_tokens") is None:
         raise NotCompiled("max_new_tokens is not given")
@@ -127,3 +163,35 @@ def greedy_settings(config: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
         "pad_id": kwargs.get("pad_token_id"),
     }
+
+
+# What transformers' own processors and criteria do with a step's scores, whatever computed these.
+STEERING = frozenset(
+    {
+        *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+        *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "renormalize_logits"),
+        *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+        *("min_length", "min_new_tokens", "exponential_decay_length_penalty", "watermarking_config"),
+        *("stop_strings", "tokenizer", "max_time", "streamer", "remove_invalid_values"),
+        *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"),
+    }
+)
+
+
+def read_decoding(config: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `FastPath.generate` for those of the model's own; `NotCompiled` where it cannot do as they say.
+
+    Args:
+        config: The model's generation config.
+        kwargs: Of one call of `generate`.
+    """
+    given = {name: value for name, value in kwargs.items() if value is not None or name in TAKEN}
+    streamer = given.pop("streamer", None)
+    try:
+        return {**greedy_settings(config, given), "streamer": streamer}
+    except NotCompiled:
+        looked_at = {key: value for key, value in given.items() if key not in STEERING}
+        greedy_settings(
+            config, looked_at, but=STEERING - {"stop_strings"}
+        )  # which only a call can name a tokenizer for
+    return {"max_new_tokens": given["max_new_tokens"], "steering": kwargs}

@@ -10,28 +10,25 @@ from types import NoneType
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from diffprune.backbones.base import with_needs
 from diffprune.backbones.prompts import Batch
+from diffprune.fast.answering import Answering
 from diffprune.fast.build import Builder
 from diffprune.fast.choice import take
-from diffprune.fast.cuts import count_before_layers, cuts_of
+from diffprune.fast.finding import Finding, Growth
 from diffprune.fast.graphs import is_out_of_memory
-from diffprune.fast.options import NotCompiled, greedy_settings, read_options
-from diffprune.fast.request import Request, one_budget
+from diffprune.fast.options import NotCompiled, read_options
+from diffprune.fast.request import Request
 from diffprune.fast.seal import Seal
 from diffprune.inside.stream import real_first
 from diffprune.ops import take_tokens
-from diffprune.types import Budget, Keep, LMInputs, counts_of_each
+from diffprune.types import Keep, LMInputs, counts_of_each
 
 logger = logging.getLogger("diffprune")
 
-ON_HOST = ("input_ids", "attention_mask", "image_grid_thw", "image_sizes")  # what a prompt is laid out from
 
-
-class FastPath:
+class FastPath(Finding, Answering):
     """Static shapes and CUDA graphs for one `PrunedVLM`; see `diffprune.fast` for how the stages are called.
 
     All requests share the static buffers, so one runs at a time: `generate` and `ttft` of other threads wait for their
@@ -48,13 +45,14 @@ class FastPath:
         self._lock = RLock()
         self._left = torch.cuda.Event() if parts.capture else None  # when the last request was through
         self.vlm, self.backbone, self.device, self.capture = vlm, parts.backbone, parts.device, parts.capture
-        self.keeps, self.batch_sizes = parts.keeps, parts.batch_sizes
+        self.keeps, self.batch_sizes, self.text_buckets = parts.keeps, parts.batch_sizes, parts.text_buckets
         self.max_new_tokens = parts.options.max_new_tokens
         self.decoder, self.tower, self.scorer, self.store = parts.decoder, parts.tower, parts.scorer, parts.store
         self.buckets, self.pictures = parts.buckets, parts.pictures
         self.choosers, self.splicers = parts.choosers, parts.splicers
-        self.miscompiled = parts.miscompiled
+        self.miscompiled, self.precision = parts.miscompiled, parts.precision
         self.reported: set[str] = set()  # stages for which a shape outside what was compiled was reported
+        self.growth: Growth | None = Growth(parts, parts.options.on_demand)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """A copy of the model has no fast path: buffers and graphs belong to the weights they were made of."""
@@ -81,76 +79,6 @@ class FastPath:
         request = self._begin(batch, keep)
         self._lay_out(request)
         return request
-
-    def _begin(self, batch: Batch, keep: Keep | None) -> Request:
-        """What can be decided from the prompt alone: its ids are read back once, before any kernel is waited for."""
-        self.seal.check_rules()
-        host = {key: batch.features[key].cpu() for key in ON_HOST if key in batch.features}
-        rows = len(host["input_ids"])
-        size = next((size for size in self.batch_sizes if size >= rows), None)
-        if size is None:
-            raise NotCompiled(f"the batch is larger than the {self.batch_sizes[-1]} rows compiled for")
-        keep = one_budget(self.vlm, keep, batch.num_images)
-        request = Request(batch=batch, keep=keep, rows=rows, host=host)
-        key = self._find_picture(request, size)
-        if request.picture is not None and not isinstance(keep, Sequence):
-            self._find_splicer(request, key, self.vlm.budget_of(keep))
-        elif self.vlm.method.is_inside:
-            raise NotCompiled(
-                "the method drops inside the language model, and pictures of this kind were not compiled for"
-            )
-        return request
-
-    def _find_picture(self, request: Request, size: int) -> tuple[int, ...]:
-        """The key of the request's pictures; those that were compiled for are noted in the request."""
-        batch = request.batch
-        if self.tower is None or batch.row_of_image != tuple(range(request.rows)):
-            return ()
-        key = (size, *self.tower.key(batch, request.host))
-        picture = self.pictures.get(key)
-        if picture is None and self.pictures and key not in self.miscompiled:
-            if len(key) == 1:
-                self._report("encoder", "pictures of several sizes at once", "a batch of one size")
-            else:
-                (width, height), option = batch.sizes[0], f"compile(image_sizes=[{batch.sizes[0]}])"
-                self._report("encoder", f"a picture of {width} x {height}", option)
-        visual = (request.ids == self.backbone.image_token_id) & request.mask
-        if picture is not None and bool((visual.sum(-1) == picture.num_placeholders).all()):
-            request.picture = picture
-        return key
-
-    def _find_splicer(self, request: Request, key: tuple[int, ...], budget: Budget) -> None:
-        """Note the choice, bucket and splice of the request's pictures, or report what was not compiled."""
-        method, picture, size = self.vlm.method, request.picture, key[0]
-        assert picture is not None
-        k = count_before_layers(method, budget, picture.num_tokens)
-        request.chooser = self.choosers.get((*key, k))
-        text = int((request.mask & (request.ids != self.backbone.image_token_id)).sum(-1).max())
-        long_enough = [bucket for bucket in self.buckets if bucket.batch == size and bucket.length >= k + text]
-        fitting = [bucket for bucket in long_enough if (*key, k, *bucket.key) in self.splicers]
-        cuts = cuts_of(method, self.backbone, picture.num_tokens, budget.count(picture.num_tokens))
-        if cuts is not None:
-            fitting = [bucket for bucket in fitting if bucket.cuts is not None and bucket.cuts.left == cuts.left]
-        if fitting:
-            request.found = fitting[0]
-            request.splicer = self.splicers[(*key, k, *fitting[0].key)]
-            request.num_kept = (k,) * request.rows
-        elif cuts is not None:
-            raise NotCompiled(
-                "the method drops inside the language model, and nothing was compiled for this length and keep"
-            )
-        elif request.chooser is None:
-            self._report("choice", f"keep={budget.keep}", f"compile(keep=({self.keeps[0].keep}, {budget.keep}))")
-        elif picture.tokens.slots is None and long_enough:
-            self._report("splice", f"{text} text tokens beside {k} visual ones", f"compile(text_buckets=({text},))")
-
-    def _report(self, stage: str, shape: str, way_out: str) -> None:
-        """Say once for each stage that a shape is outside what was compiled: sizes may be as many as pictures."""
-        if stage not in self.reported and not self.vlm.method.is_inside:  # whose request is refused
-            self.reported.add(stage)
-            self.vlm._say_once(
-                f"the fast path has no {stage} for {shape}, so it runs there as without compile(); {way_out} has one"
-            )
 
     def _lay_out(self, request: Request) -> None:
         """The prompt as the splicer takes it; meanwhile the device encodes, so what was compiled is looked at here."""
@@ -191,11 +119,11 @@ class FastPath:
                 chooser.prune()
                 return
         if request.picture is not None:
-            rows = tokens if request.rows == len(tokens) else tokens.take(range(request.rows))
-            if chooser is not None and chooser.prune is not None and tokens.slots is not None:
+            images = request.batch.num_images
+            rows = tokens if images == len(tokens) else tokens.take(range(images))
+            if chooser is not None and chooser.prune is not None:
                 chooser.prune()
-                request.tokens = rows
-                request.chosen, request.merged = chooser.keep[: request.rows], chooser.kept[: request.rows]
+                request.tokens, request.chosen, request.merged = rows, chooser.keep[:images], chooser.kept[:images]
                 return
             tokens = with_needs(self.backbone, request.batch, replace(rows, seeds=request.batch.seeds), method.needs)
             request.tokens = tokens
@@ -240,15 +168,9 @@ class FastPath:
             raise NotCompiled(f"{self.backbone.family} adds features between decoder layers")
         order, valid = real_first(lm.attention_mask.bool())
         rows, width = order.shape
-        size = next(size for size in self.batch_sizes if size >= rows)
-        same_rows = [bucket for bucket in self.buckets if bucket.batch == size]
-        fitting = [bucket for bucket in same_rows if bucket.length >= width]
-        if not fitting:
-            longest = max(bucket.length for bucket in same_rows)
-            raise NotCompiled(f"the prompt is longer than the {longest} columns compiled for")
-        bucket = min(fitting, key=lambda bucket: bucket.length)
+        bucket = self._find_bucket(self._rows_for(rows), width)
         bucket.fill(lm, order, valid.sum(-1) - 1)
-        request.found = bucket
+        request.found, request.spliced = bucket, lm
         request.num_kept = tuple(lm.visual.sum(-1).tolist())
 
     @torch.inference_mode()
@@ -264,91 +186,6 @@ class FastPath:
             raise ValueError(f"the cache was made for max_new_tokens={self.max_new_tokens}; compile with more")
         request.bucket.decode()
         request.steps += 1
-
-    # ------------------------------------------------------------------------------------- whole requests
-
-    @torch.inference_mode()
-    def start(self, batch: Batch, *, keep: Keep | None = None) -> Request:
-        """Everything up to the first token; the prompt is laid out while the encoder runs."""
-        request = self._begin(batch, keep)
-        self.encode(request)
-        self._lay_out(request)
-        self.prune(request)
-        self.splice(request)
-        self.prefill(request)
-        return request
-
-    @torch.inference_mode()
-    def ttft(self, batch: Batch, *, keep: Keep | None = None) -> Int[Tensor, " B"]:
-        """The first token of each prompt, on the host."""
-        with self.turn():
-            return self.start(batch, keep=keep).token.cpu()
-
-    @torch.inference_mode()
-    def generate(
-        self,
-        batch: Batch,
-        *,
-        max_new_tokens: int,
-        keep: Keep | None = None,
-        ends: Sequence[int] = (),
-        pad_id: int | None = None,
-    ) -> Int[Tensor, "B T"]:
-        """New tokens by greedy decoding, on the model's device."""
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens} leaves nothing to say; give 1 or more")
-        if max_new_tokens > self.max_new_tokens:
-            raise NotCompiled(f"the answer may be longer than the {self.max_new_tokens} tokens compiled for")
-        with self.turn():
-            request = self.start(batch, keep=keep)
-            done = torch.zeros(request.rows, dtype=torch.bool)
-            end_ids = torch.tensor(list(ends), dtype=torch.int64)
-            pad = self.backbone.pad_id if pad_id is None else pad_id
-            new: list[Tensor] = []
-            for found in self.tokens(request, max_new_tokens):
-                token = torch.where(done, pad, found)
-                new.append(token)
-                done = done | torch.isin(token, end_ids)
-                if bool(done.all()):
-                    break
-            return torch.stack(new, dim=1).to(self.device)
-
-    @torch.inference_mode()
-    def tokens(self, request: Request, max_new_tokens: int) -> Iterator[Int[Tensor, " B"]]:
-        """The newest token of each row on the host, step by step, of a request that was started.
-
-        The next step is launched before a token is given, so the device never waits for the host; a step past the end
-        is thrown away.
-        """
-        host = torch.zeros(max_new_tokens, request.rows, dtype=torch.int64, pin_memory=self.capture)
-        events = [torch.cuda.Event() for _ in range(max_new_tokens)] if self.capture else []
-
-        def fetch(step: int) -> None:
-            host[step].copy_(request.token, non_blocking=True)
-            if events:
-                events[step].record()
-
-        fetch(0)
-        for step in range(max_new_tokens):
-            ahead = step + 1 < max_new_tokens
-            if self.capture and ahead:
-                self.decode(request)
-                fetch(step + 1)
-            if events:
-                events[step].synchronize()
-            yield host[step]
-            if not self.capture and ahead:
-                self.decode(request)
-                fetch(step + 1)
-
-    def answer(self, batch: Batch, *, keep: Keep | None = None, **kwargs: Any) -> Int[Tensor, "B T"] | None:
-        """New tokens as `PrunedVLM.generate` wants them; None, said once, where the reference path must answer."""
-        try:
-            settings = greedy_settings(self.vlm.base.generation_config, kwargs)
-            return self.generate(batch, keep=keep, **settings)
-        except NotCompiled as reason:
-            self.vlm._say_once(f"the fast path cannot answer here: {reason}; such requests run as without compile()")
-            return None
 
     def captured(self, request: Request) -> dict[str, bool]:
         """Which stages of this request are one CUDA graph."""

@@ -153,6 +153,11 @@ class Splicer:
             splice=Stage(splice, capture=capture),
         )
 
+    @property
+    def num_text(self) -> int:
+        """Room for text."""
+        return self.length - self.num_kept
+
     def lay_out(
         self,
         ids: Int[Tensor, "R T"],

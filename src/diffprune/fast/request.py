@@ -9,9 +9,10 @@ from torch import Tensor
 
 from diffprune.backbones.prompts import Batch
 from diffprune.fast.buckets import Bucket
+from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import NotCompiled
 from diffprune.fast.pictures import Chooser, Picture, Splicer
-from diffprune.types import Keep, VisualTokens
+from diffprune.types import Keep, LMInputs, VisualTokens
 
 
 @dataclass(kw_only=True)
@@ -24,11 +25,12 @@ class Request:
     host: dict[str, Tensor]  # the prompt, on the host
     picture: Picture | None = None
     chooser: Chooser | None = None
-    splicer: Splicer | None = None
+    splicer: Splicer | NewlineSplicer | None = None
     tokens: VisualTokens | None = None
     chosen: Tensor | None = None
     merged: Tensor | None = None  # features of the chosen tokens, where they are not simply taken
     found: Bucket | None = None
+    spliced: LMInputs | None = None  # of the reference code, where that spliced
     steps: int = 0
     num_kept: tuple[int, ...] = field(default=())
 

@@ -14,10 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.vision_utils import get_vision_position_ids
 
+from diffprune.backbones._anyres import sizes_of, tile_grid, unpadded
 from diffprune.backbones._clip import block_attention, encoder_layers
 from diffprune.backbones._qwen_vision import QwenVL, received_attention
 from diffprune.backbones.base import Backbone
 from diffprune.backbones.llava_next import LlavaNext
+from diffprune.backbones.llava_onevision import LlavaOnevision
 from diffprune.backbones.prompts import Batch
 from diffprune.ops import pad_rows
 
@@ -106,6 +108,7 @@ class ClipTower:
         self.tower = getattr(tower, "vision_model", tower)
         layers = encoder_layers(tower)
         self.last = backbone.config.vision_feature_layer % (len(layers) + 1)  # blocks that run
+        self.skip = int(getattr(backbone.config, "vision_feature_select_strategy", "default") == "default")  # [CLS]
         self.layers = layers
         heads = backbone.config.vision_config.num_attention_heads
         self.blocks = make_blocks([clip_block(layer) for layer in layers[: self.last]], heads)
@@ -129,7 +132,7 @@ class ClipTower:
                 if asked and index == self.last - 1:
                     entered = hidden + branch
                 hidden, branch = self.blocks(index, hidden, branch, None, None, len(hidden))
-            x = (hidden + branch)[:, 1:]  # without [CLS]
+            x = (hidden + branch)[:, self.skip :]
             if not asked:
                 return Encoded(x)
             attention, keys = block_attention(self.layers[self.last - 1], entered)
@@ -180,6 +183,50 @@ class TileTower(ClipTower):
 
     def describe(self, batch: Batch) -> dict[str, Any]:
         return self.backbone.layout(batch, self.packed(batch))
+
+
+class ScaledTileTower(ClipTower):
+    """The tower and the connector of LLaVA-OneVision over pictures of one size, each alone in its prompt.
+
+    The tiles are projected, joined to one large view, its padding is cut away and it is scaled down where it is too
+    large: what the model's own packing does picture by picture, here for all pictures at once.
+    """
+
+    def __init__(self, backbone: LlavaOnevision, make_blocks: MakeBlocks) -> None:
+        super().__init__(backbone, make_blocks)
+        self.backbone = backbone
+
+    def key(self, batch: Batch, host: dict[str, Tensor]) -> tuple[int, ...]:
+        sizes = host["image_sizes"].tolist()
+        return (*super().key(batch, host), *sizes[0]) if all(size == sizes[0] for size in sizes) else ()
+
+    def fix(self, batch: Batch, needs: frozenset[str]) -> Callable[[Tensor], Encoded]:
+        tower, project, side = (
+            super().fix(batch, needs),
+            self.backbone.model.model.multi_modal_projector,
+            self.backbone.side,
+        )
+        (size,), config = sizes_of({"image_sizes": batch.features["image_sizes"][:1]}), self.backbone.config
+        tile = config.vision_config.image_size
+        tile_rows, tile_columns = tile_grid(size, config.image_grid_pinpoints, tile)
+        whole = unpadded(size, config.image_grid_pinpoints, tile, side)
+        view = self.backbone.view(size)
+        top, left = (tile_rows * side - whole.rows) // 2, (tile_columns * side - whole.columns) // 2
+
+        def run(pixels: Tensor) -> Encoded:
+            each = project(tower(pixels.flatten(0, 1)).x).unflatten(0, (len(pixels), -1))  # [B, tiles, P, L]
+            tiles = each[:, 1:].unflatten(2, (side, side)).unflatten(1, (tile_rows, tile_columns))
+            joined = tiles.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # [B, L, rows, columns]
+            joined = joined[:, :, top : top + whole.rows, left : left + whole.columns]
+            if (view.rows, view.columns) != (whole.rows, whole.columns):
+                joined = F.interpolate(joined, (view.rows, view.columns), mode="bilinear")
+            return Encoded(torch.cat([each[:, 0], joined.flatten(2).transpose(1, 2)], dim=1))
+
+        return run
+
+    def describe(self, batch: Batch) -> dict[str, Any]:
+        tokens = self.backbone.encode(batch)
+        return {"grid": tokens.grid, "segment": tokens.segment, "slots": tokens.slots, "boxes": tokens.boxes}
 
 
 class QwenTower:

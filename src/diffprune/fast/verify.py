@@ -14,7 +14,7 @@ from diffprune.fast.choice import Choose
 from diffprune.fast.decoder import Decoder
 from diffprune.fast.graphs import Stage, capturing, is_out_of_memory, waits_for_device
 from diffprune.methods.base import Pruner
-from diffprune.types import VisualTokens
+from diffprune.types import LMInputs, VisualTokens
 
 PROBE = "What does the sign say?"
 
@@ -48,18 +48,29 @@ def close(found: Tensor, wanted: Tensor, *, limit: float) -> bool:
 
 def check_language_model(backbone: Backbone, decoder: Decoder, store: CacheStore) -> None:
     """Refuse a language model whose own forward gives other logits: what its parts do not show shows here."""
-    batch = first_columns(backbone.prepare(None, [PROBE], chat=False), store.num_columns())
-    lm = backbone.splice(batch, None, None, None)
+    lm, found = probe_logits(backbone, decoder, store)
     wanted = backbone.logits(lm)[:, -1]
-    length = lm.input_ids.shape[1]
-    cache = store.view(1, [length] * store.num_layers)
-    last = torch.tensor([length - 1], device=store.device)
-    found = plain_decoder(decoder).prefill(lm.inputs_embeds, lm.position_ids, last, cache)
     if backbone.two_way(lm) is not None or not close(found, wanted, limit=rounding(store.dtype)):
         raise ValueError(
             f"the fast path gives other logits than the language model of {backbone.family}; "
             "generate() works without it"
         )
+
+
+def probe_logits(backbone: Backbone, decoder: Decoder, store: CacheStore) -> tuple[LMInputs, Float[Tensor, "1 V"]]:
+    """A short prompt of text alone, and the logits after it."""
+    batch = first_columns(backbone.prepare(None, [PROBE], chat=False), store.num_columns())
+    lm = backbone.splice(batch, None, None, None)
+    length = lm.input_ids.shape[1]
+    cache = store.view(1, [length] * store.num_layers)
+    last = torch.tensor([length - 1], device=store.device)
+    return lm, plain_decoder(decoder).prefill(lm.inputs_embeds, lm.position_ids, last, cache)
+
+
+def logit_error(backbone: Backbone, decoder: Decoder, exact: Decoder, store: CacheStore) -> float:
+    """How far a decoder's logits after a short prompt are from another's, relative to these."""
+    found, wanted = (probe_logits(backbone, each, store)[1].float() for each in (decoder, exact))
+    return float((found - wanted).norm() / wanted.norm())
 
 
 def first_columns(batch: Batch, count: int) -> Batch:
@@ -132,6 +143,12 @@ def same_logits(bucket: Bucket, compiled: Stage, plain: Callable[[], None]) -> b
 
 
 # The choice of tokens ------------------------------------------------------------------------------------------------
+
+
+def varied(tokens: VisualTokens) -> VisualTokens:
+    """Tokens with noise added: those of a grey picture may be all alike, and so would be any two rankings of them."""
+    drawn = torch.randn(tokens.x.shape, generator=torch.Generator().manual_seed(0)).to(tokens.x)
+    return replace(tokens, x=tokens.x + drawn * tokens.x.std())
 
 
 def depends_on_features_alone(method: Pruner, tokens: VisualTokens, k: int) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from diffprune.methods.base import Card, Restricted, TrainablePruner, check_choices, require_block
 from diffprune.nn import BlockSpec, DiagonalBlock, FeatureStatistics, GlobalBlock, make_scorer, standardise
 from diffprune.nn.blocks import zero_padding
+from diffprune.nn.scorer import GROUPS
 from diffprune.ops import RESPONSES, scale_gate, soft_topk, vp_noise
 from diffprune.ops.noise import Generators, draw_normal
 from diffprune.registry import METHODS
@@ -28,6 +29,8 @@ class DiffPruneOptions:
     scorer: "blocks" (Transformer blocks of the tower's kind) or "bilinear" (each token against the mean token).
     scorer_depth: Number of those blocks.
     final_norm: Norm before the scorer's head; not in the paper.
+    groups: What the blocks work on where a token is made of several patches (Qwen): "patches" (a token's logit is the
+        mean of theirs) or "merged" (their mean, a quarter of the work and of the attention a sixteenth).
     standardise: Give the logits of an image mean 0 and deviation 1 before Soft Top-K; not in the paper.
     response: Of Soft Top-K, "laplace" or "sigmoid".
     gate: "vp" mixes noise into a token, "scale" shrinks it.
@@ -41,6 +44,7 @@ class DiffPruneOptions:
     scorer: str = "blocks"
     scorer_depth: int = 2
     final_norm: bool = True
+    groups: str = "patches"
     standardise: bool = True
     response: str = "laplace"
     gate: str = "vp"
@@ -52,6 +56,7 @@ class DiffPruneOptions:
         check_choices(
             self,
             scorer=("blocks", "bilinear"),
+            groups=GROUPS,
             response=RESPONSES,
             gate=("vp", "scale"),
             noise=("unit", "matched"),
@@ -80,7 +85,13 @@ class DiffPrune(TrainablePruner):
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)
         options, spec = self.options, require_block("diffprune", block)
-        self.scorer = make_scorer(options.scorer, spec, depth=options.scorer_depth, final_norm=options.final_norm)
+        self.scorer = make_scorer(
+            options.scorer,
+            spec,
+            depth=options.scorer_depth,
+            final_norm=options.final_norm,
+            groups=options.groups,
+        )
         self.throttle_noise = FeatureStatistics(spec.width) if options.noise == "matched" else None
         throttle_block = BLOCKS[options.attention]
         self.throttle_block = None if throttle_block is None else throttle_block(spec)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffprune.methods.base import Card, Choice, Counts, Pruner, check_choices, require_block
 from diffprune.nn import BlockSpec, make_scorer, standardise
-from diffprune.nn.scorer import Scorer
+from diffprune.nn.scorer import GROUPS, Scorer
 from diffprune.ops import greedy_diverse
 from diffprune.ops.places import places
 from diffprune.registry import METHODS
@@ -28,7 +28,7 @@ class DiverseOptions:
     features: What makes two tokens alike: "encoder" (the features that are scored) or "scorer" (its last hidden state).
     reach: How far apart in the picture, in tokens, two tokens can be alike: cosines are multiplied by
         exp(-d^2 / (2 reach^2)); 0: however far.
-    scorer, scorer_depth, final_norm: Of the trained scorer, see `diffprune`.
+    scorer, scorer_depth, final_norm, groups: Of the trained scorer, see `diffprune`.
     """
 
     beta: float = 2.0
@@ -37,9 +37,10 @@ class DiverseOptions:
     scorer: str = "blocks"
     scorer_depth: int = 2
     final_norm: bool = True
+    groups: str = "patches"
 
     def __post_init__(self) -> None:
-        check_choices(self, features=("encoder", "scorer"), scorer=("blocks", "bilinear"))
+        check_choices(self, features=("encoder", "scorer"), scorer=("blocks", "bilinear"), groups=GROUPS)
         for name in ("beta", "reach"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -72,7 +73,13 @@ class DiffPruneDiverse(Pruner):
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)
         options, spec = self.options, require_block("diffprune-diverse", block)
-        self.scorer = make_scorer(options.scorer, spec, depth=options.scorer_depth, final_norm=options.final_norm)
+        self.scorer = make_scorer(
+            options.scorer,
+            spec,
+            depth=options.scorer_depth,
+            final_norm=options.final_norm,
+            groups=options.groups,
+        )
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:
         """The scorer's logits."""

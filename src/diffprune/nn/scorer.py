@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from diffprune.nn.blocks import Block, BlockSpec, make_norm, position_angles, zero_padding
 
+GROUPS = ("patches", "merged")  # what is scored of a token made of several patches: each of them, or their mean
 MOST_BLOCKS = 64  # of a scorer; the deepest tower has fewer
 
 
@@ -14,19 +15,22 @@ class Scorer(nn.Module):
     """Transformer blocks of the tower's own kind and a linear head that starts at zero, so all logits start equal.
 
     Attention stays within an image and within a segment (a tile), and never reaches padding. Where a token is made of
-    G patches, its logit is the mean of theirs.
+    G patches, its logit is the mean of theirs, or with `groups="merged"` that of their mean, at a G-th of the patches.
 
     Args:
         spec: The tower's block.
         depth: How many of them.
         final_norm: Norm before the head.
+        groups: What is scored of a token made of several patches, one of `GROUPS`.
     """
 
-    def __init__(self, spec: BlockSpec, depth: int = 2, *, final_norm: bool = True) -> None:
+    def __init__(self, spec: BlockSpec, depth: int = 2, *, final_norm: bool = True, groups: str = "patches") -> None:
         super().__init__()
+        if groups not in GROUPS:
+            raise ValueError(f"groups={groups!r} is not known; give {' or '.join(map(repr, GROUPS))}")
         if not 0 <= depth <= MOST_BLOCKS:
             raise ValueError(f"scorer_depth={str(depth)[:20]} is no number of blocks; give 0 to {MOST_BLOCKS}")
-        self.spec = spec
+        self.spec, self.groups = spec, groups
         self.blocks = nn.ModuleList(Block(spec) for _ in range(depth))
         self.norm = make_norm(spec) if final_norm else nn.Identity()
         self.head = nn.Linear(spec.width, 1)
@@ -89,6 +93,8 @@ class Scorer(nn.Module):
 
     def _score_rows(self, x: Tensor, mask: Tensor | None, coords: Tensor | None) -> tuple[Tensor, Tensor]:
         """Logits and hidden patches of rows in which every real token attends to every other."""
+        if self.groups == "merged":
+            x, coords = merge_groups(x, coords, self.spec.width)
         num_patches = x.shape[-1] // self.spec.width
         patches = x.to(self.head.weight.dtype).unflatten(-1, (num_patches, -1)).flatten(1, 2)  # [B, N * G, W]
         patch_mask = None if mask is None else mask.repeat_interleave(num_patches, dim=1)
@@ -99,6 +105,14 @@ class Scorer(nn.Module):
         logits = exact_linear(patches, self.head).squeeze(-1)
         logits = logits.unflatten(1, (-1, num_patches)).mean(-1)  # a group's logit is the mean of its patches
         return logits if mask is None else torch.where(mask, logits, 0.0), patches
+
+
+def merge_groups(
+    x: Float[Tensor, "B N D"], coords: Int[Tensor, "B N G 2"] | None, width: int
+) -> tuple[Float[Tensor, "B N W"], Int[Tensor, "B N 1 2"] | None]:
+    """Each token's mean patch, at the place of its first: places are compared, so all may be off by the same."""
+    merged = x.unflatten(-1, (-1, width)).mean(2)
+    return merged, None if coords is None else coords[:, :, :1]
 
 
 class BilinearScorer(nn.Module):
@@ -136,10 +150,12 @@ class BilinearScorer(nn.Module):
         return logits if mask is None else torch.where(mask, logits, 0.0)
 
 
-def make_scorer(kind: str, spec: BlockSpec, *, depth: int = 2, final_norm: bool = True) -> Scorer | BilinearScorer:
-    """The scorer of that kind: "blocks" or "bilinear"."""
+def make_scorer(
+    kind: str, spec: BlockSpec, *, depth: int = 2, final_norm: bool = True, groups: str = "patches"
+) -> Scorer | BilinearScorer:
+    """The scorer of that kind: "blocks" or "bilinear", which merges groups whatever is asked, being linear."""
     if kind == "blocks":
-        return Scorer(spec, depth, final_norm=final_norm)
+        return Scorer(spec, depth, final_norm=final_norm, groups=groups)
     if kind == "bilinear":
         return BilinearScorer(spec)
     raise ValueError(f"scorer={kind!r} is not known; give 'blocks' or 'bilinear'")

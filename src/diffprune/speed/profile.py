@@ -54,7 +54,7 @@ class ProfileSettings:
         decode: Time decoding too; without, the fast path compiles no decoding step, which saves half of its warm-up.
         decode_methods: Those whose decoding is timed, where it is; all where empty.
         eager_methods: Those that run on the eager path too; all where empty.
-        kernels: Slowest kernels of a prefill to list in each row, at the end and as far as time allows.
+        kernels: Slowest kernels of prefill, encoder and pruner to list in each row, at the end, as far as time allows.
     """
 
     backbone: str
@@ -121,7 +121,7 @@ def profile(settings: ProfileSettings, report: Report = lambda rows: None) -> li
     if settings.kernels:
         for row in rows:
             if "ttft_ms" in row and time.monotonic() < start + settings.seconds:
-                row["kernels"] = kernels_of(settings, subject, row, batches[row["batch"], row["num_text"]], weights)
+                row |= kernels_of(settings, subject, row, batches[row["batch"], row["num_text"]], weights)
                 report(rows)
                 release(settings.device)
     return rows
@@ -224,15 +224,19 @@ def make_ready(
 
 def kernels_of(
     settings: ProfileSettings, subject: PrunedVLM, head: Mapping[str, Any], batch: Batch, weights: "FastWeights"
-) -> list[str]:
-    """The slowest kernels of a row's prefill; after all rows were timed, for the profiler slows what follows it."""
+) -> dict[str, list[str]]:
+    """The slowest kernels of a row's stages; after all rows were timed, for the profiler slows what follows it."""
     try:
         vlm, _ = make_ready(settings, subject, head, weights)
-        return slowest_kernels(
-            make_request(vlm, batch, head["path"]).stages["prefill"], settings.kernels, settings.device
-        )
+        stages = make_request(vlm, batch, head["path"]).stages
+        keys = {"kernels": "prefill", "encode_kernels": "encode", "pruner_kernels": "pruner"}
+        return {
+            key: slowest_kernels(stages[stage], settings.kernels, settings.device)
+            for key, stage in keys.items()
+            if stage in stages
+        }
     except Exception as error:
-        return [first_line(error)]
+        return {"kernels": [first_line(error)]}
 
 
 class FastWeights:
@@ -274,7 +278,7 @@ def forget_graphs(fast: Any) -> None:
     """
     for held in (fast.buckets, fast.pictures, fast.choosers, fast.splicers, fast.store.flat):
         held.clear()
-    fast.scorer = None
+    fast.scorer = fast.growth = None
 
 
 def first_line(error: Exception) -> str:

@@ -1,0 +1,43 @@
+"""Vision blocks as functions: the same values in any layout of their weights."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from diffprune.fast.vision import EVEN_WIDTH, Blocks, scorer_block
+from diffprune.nn.blocks import Block, BlockSpec
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("width", "wider"), [(30, 64), (66, 128), (32, 32)])
+def test_an_mlp_of_odd_width_is_made_wider_and_gives_the_same_values(gated: bool, width: int, wider: int) -> None:
+    torch.manual_seed(0)
+    activation = "silu" if gated else "sigmoid"  # which is not zero at zero
+    block = Block(BlockSpec(width=16, heads=2, mlp_width=width, gated=gated, activation=activation)).eval()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, 5, 16)
+    own = {}
+    for fuse in (True, False):
+        blocks = Blocks([scorer_block(block)], 2, torch.float32, lambda function: function, fuse=fuse)
+        with torch.no_grad():
+            residual, branch = blocks(0, x, torch.zeros_like(x), None, None, 2)
+            torch.testing.assert_close(residual + branch, block(x), atol=1e-5, rtol=1e-5)
+        own[fuse] = (blocks.weights[0].down[0].shape[1], blocks.own_bytes)
+    assert own[False] == (width, 0)
+    assert own[True][0] == wider and (wider == width or wider % EVEN_WIDTH == 0)
+
+
+def test_private_copies_of_a_wider_mlp_are_counted() -> None:
+    block = Block(BlockSpec(width=16, heads=2, mlp_width=30))
+    blocks = Blocks([scorer_block(block)], 2, torch.float32, lambda function: function, fuse=True)
+    qkv, up, down = 3 * (16 * 16 + 16), 64 * 16 + 64, 16 * 64
+    assert blocks.own_bytes == 4 * (qkv + up + down)
+
+
+def test_weights_of_even_width_stay_the_stock_ones() -> None:
+    block: Any = Block(BlockSpec(width=16, heads=2, mlp_width=32))
+    blocks = Blocks([scorer_block(block)], 2, torch.float32, lambda function: function, fuse=True)
+    assert blocks.weights[0].down[0].data_ptr() == block.mlp.down.weight.data_ptr()
+    assert blocks.weights[0].up[0][0].data_ptr() == block.mlp.up.weight.data_ptr()
