@@ -82,7 +82,7 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "keep -1": ({"diffprune": {"keep": -1}}, 400, "keep=-1 keeps nothing"),
     "keep x": ({"diffprune": {"keep": "x"}}, 400, "diffprune.keep='x' is no budget; give tokens (64) or a share"),
     "keep true": ({"diffprune": {"keep": True}}, 400, "diffprune.keep=True is no budget"),
-    "keep of texts": ({"diffprune": {"keep": ["x"]}}, 400, "'x' is no budget"),
+    "keep of texts": ({"diffprune": {"keep": ["x"]}}, 400, "diffprune.keep=['x'] is no budget"),
     "keep 10000": ({"diffprune": {"keep": 10_000}}, 400, "keep=10000 is more than the 4096"),
     "keep 1.5": ({"diffprune": {"keep": 1.5}}, 400, "no share"),
     "keep for two": ({"diffprune": {"keep": [5, 5]}}, 400, "2 budgets for 1 pictures"),
