@@ -289,7 +289,12 @@ def compiled(vlm: Any, given: argparse.Namespace, keep: tuple[int, ...] | None, 
     options: dict[str, Any] = {} if keep is None else {"keep": keep}
     options |= {} if share is None else {"share": share}
     sizes = tuple(int(text) for text in given.clients.split(","))
-    room = {"batch_sizes": sizes, "text_buckets": (num_text(vlm, given.side),), "max_new_tokens": given.new_tokens}
+    room: dict[str, Any] = {
+        "batch_sizes": sizes,
+        "text_buckets": (num_text(vlm, given.side),),
+        "max_new_tokens": given.new_tokens,
+    }
+    room |= {"on_demand": 0}  # nothing is compiled while it is measured
     try:
         vlm.compile(image_sizes=((given.side, given.side),), **room, **options)
         say(f"{vlm.method.name} is compiled: {vlm.fast.report.buckets}")

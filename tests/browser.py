@@ -1,6 +1,7 @@
 """A headless Chromium driven over the DevTools protocol through a pair of pipes: no driver, no network, no library."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -30,15 +31,19 @@ class Browser:
             "--disable-background-networking", "--disable-extensions", "--window-size=1280,1000",
             f"--user-data-dir={profile}", "--remote-debugging-pipe", *flags,
         ]  # fmt: skip
-        # The protocol is spoken on descriptors 3 and 4; by way of 8 and 9, so that neither is written over.
-        shell = f'exec 8<&{to_browser} 9>&{from_browser} && exec "$0" "$@" 3<&8 4>&9 8<&- 9>&-'
+        # The protocol is spoken on descriptors 3 and 4. The pipes are moved far above first, as they may be these two,
+        # the wrong way round.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 100) for end in (to_browser, from_browser)]
+        shell = f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]} {ends[0]}<&- {ends[1]}>&-'
         self._process = subprocess.Popen(
             ["bash", "-c", shell, executable, *options],
-            pass_fds=(to_browser, from_browser),
+            pass_fds=ends,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        for end in ends:
+            os.close(end)
         os.close(to_browser)
         os.close(from_browser)
         self._buffer = b""
@@ -46,10 +51,14 @@ class Browser:
         self._events: list[dict[str, Any]] = []
         self.requests: list[str] = []
         self.errors: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Network", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
+        try:
+            target = self.call("Target.createTarget", url="about:blank")["targetId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            for domain in ("Page", "Network", "Runtime", "Log"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> "Browser":
         return self

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 import diffprune
-from diffprune.extras import EXTRAS
+from diffprune.extras import EXTRAS, VERSIONS
 from diffprune.versions import NEEDED
 from tools import check_imports
 
@@ -43,6 +43,8 @@ def test_the_extras_are_those_of_the_package(project):
     assert set(EXTRAS) <= set(optional) - {"dev"}  # an engine's own may come before what uses it
     for name, extra in EXTRAS.items():
         assert {name_of(requirement).replace("-", "_") for requirement in optional[name]} == set(extra.modules)
+        asked = {module.replace("_", "-") + VERSIONS.get(module, "") for module in extra.modules}
+        assert asked == set(optional[name])  # what doctor says to install is what was tested
 
 
 def test_every_public_name_can_be_had():

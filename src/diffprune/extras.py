@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from dataclasses import dataclass
 
 
@@ -23,6 +24,8 @@ EXTRAS: dict[str, Extra] = {  # each is used by something: a test looks for it
     "lmms": Extra(("lmms_eval",), "the public benchmarks through lmms-eval"),
     "vllm": Extra(("vllm",), "pruned models behind vLLM's server"),
 }
+
+VERSIONS = {"lmms_eval": ">=0.7.3", "vllm": ">=0.32,<0.33"}  # those that were tested, as pyproject.toml has them
 
 # Packages of others that are taken where they are there, and what changes then.
 OPTIONAL: dict[str, str] = {
@@ -58,4 +61,5 @@ def require(extra: str) -> None:
 
 def install_line(extra: str) -> str:
     """What installs the missing packages of an extra, whichever way this package was installed."""
-    return f"pip install {' '.join(module.replace('_', '-') for module in missing_modules(extra))}"
+    wanted = [module.replace("_", "-") + VERSIONS.get(module, "") for module in missing_modules(extra)]
+    return f"pip install {shlex.join(wanted)}"

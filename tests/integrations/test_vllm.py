@@ -217,6 +217,7 @@ def tiny_vlm(folder: Path, family: str, method: str) -> tuple[PrunedVLM, dict[st
     [
         # Prompts of several pictures in pieces of 32 tokens: places come in more than one piece.
         ("qwen2_5_vl", "diffprune", {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}),
+        ("qwen2_vl", "divprune", {"max_num_batched_tokens": 32, "enable_chunked_prefill": True}),
         ("llava_next", "tome", {}),  # merging, newlines between rows, tiles
         ("internvl", "visionzip", {}),  # merging, asks the tower for attention and keys; tiles between other tokens
         ("llava", "random", {"max_num_batched_tokens": 32}),  # drawn from the pixels

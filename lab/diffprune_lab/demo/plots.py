@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 46, 124, 28, 44  # margins: numbers on the left, names on the right
-LINE = 15  # pixels between two names
-WHISKER_GAP = 5
+WIDTH, HEIGHT = 440, 280  # hardly wider than a phone, where text must be read and nothing be scrolled to
+LEFT, RIGHT, TOP, BOTTOM = 32, 126, 26, 42  # margins: numbers on the left, names on the right
+LINE = 14  # units between two names
+WHISKER_GAP = 3
 
 Number = int | float
 Point = tuple[Number, Number]
@@ -40,7 +40,7 @@ class Axes:
     def place_x(self) -> Callable[[Number], float]:
         warp: Callable[[Number], float] = math.log2 if self.log_x else float
         low, high = warp(min(self.x_ticks)), warp(max(self.x_ticks))
-        return lambda value: LEFT + 12 + (warp(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT - 24)
+        return lambda value: LEFT + 10 + (warp(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT - 20)
 
     @property
     def place_y(self) -> Callable[[Number], float]:
@@ -54,14 +54,14 @@ def plot(lines: Sequence[Line], axes: Axes, *, title: str) -> str:
     parts = [f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     for value in axes.y_ticks:
         parts.append(f'<path class="rule" d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
     for value in axes.x_ticks:
         parts.append(
             f'<text class="tick" x="{x(value):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value:g}</text>'
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(axes.x_name)}</text>')
-    parts.append(f'<text class="axis" x="2" y="{TOP - 16}">{escape(axes.y_name)}</text>')
+    parts.append(f'<text class="axis" x="2" y="{TOP - 14}">{escape(axes.y_name)}</text>')
     for index, line in enumerate(lines):
         # Curves with whiskers stand a little apart, so that each whisker can be seen.
         shift = WHISKER_GAP * (index - (len(lines) - 1) / 2) if line.interval else 0.0
@@ -72,10 +72,10 @@ def plot(lines: Sequence[Line], axes: Axes, *, title: str) -> str:
             parts.append(f'<path class="whisker" d="M{x(place):.1f} {y(low):.1f}V{y(high):.1f}"/>')
         parts.append(f'<path class="curve" d="{_path(line.points, x, y)}"/>')
         if line.interval:
-            parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3.5"/>' for a, b in line.points]
+            parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.6"/>' for a, b in line.points]
         parts.append("</g>")
     for line, place in zip(lines, _spread([y(line.points[-1][1]) for line in lines]), strict=True):
-        end = x(line.points[-1][0]) + (20 if line.interval else 10)
+        end = x(line.points[-1][0]) + (16 if line.interval else 8)
         parts.append(f'<text class="name {line.css}" x="{end:.1f}" y="{place + 4:.1f}">{escape(line.label)}</text>')
     return "".join(parts) + "</svg>"
 

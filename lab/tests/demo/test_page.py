@@ -139,6 +139,9 @@ def test_the_page_is_readable_on_a_desk_and_on_a_phone(
         kept.mkdir(parents=True, exist_ok=True)
         (kept / f"demo-{width}.png").write_bytes(browser.picture())
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        scrolled = """[...document.querySelectorAll('figure, .scroll, pre')].filter(node => node.checkVisibility()
+            && node.scrollWidth > node.clientWidth).map(node => node.innerText.slice(0, 60))"""
+        assert browser.evaluate(scrolled) == []  # plots, tables and commands are seen whole
         smallest = """Math.min(...[...document.querySelectorAll('body *')].filter(node => node.checkVisibility()
             && [...node.childNodes].some(child => child.nodeType == 3 && child.textContent.trim())).map(node =>
             parseFloat(getComputedStyle(node).fontSize) * (node.getScreenCTM ? node.getScreenCTM().a : 1)))"""

@@ -160,6 +160,11 @@ def _validated(kind: type[Any], found: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(step) for step in first["loc"] if not _is_type(step))
+        if "keep" in first["loc"]:  # pydantic would ask for an integer, which is but one of its forms
+            forms = "tokens (64) or a share (0.111)" + (
+                ", or a list with one for each picture" if kind is ChatRequest else ""
+            )
+            raise ApiError(400, f"{where}={_short(first['input'])} is no budget; give {forms}", param=where) from None
         given = "" if first["type"] == "missing" else f", not {_short(first['input'])}"
         raise ApiError(400, f"{where or 'the body'}: {first['msg']}{given}", param=where or None) from None
 
