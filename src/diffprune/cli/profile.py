@@ -57,6 +57,7 @@ def command(
     kernels: Annotated[
         int, typer.Option(min=0, help="At the end, list so many of the slowest kernels of each stage.")
     ] = 0,
+    precision: Annotated[str, typer.Option(help="Of the decoder on the fast path: model, or fp8.")] = "model",
     throughput: Annotated[
         bool, typer.Option("--throughput", help="Instead, a closed loop of requests through the fast path.")
     ] = False,
@@ -106,6 +107,7 @@ def command(
         decode_methods=decode_methods,
         eager_methods=eager_methods,
         kernels=kernels,
+        precision=precision,
     )
     for path in (out, figure):
         if path is not None:
@@ -173,6 +175,7 @@ def read_settings(
     decode_methods: str,
     eager_methods: str,
     kernels: int,
+    precision: str = "model",
 ) -> ProfileSettings:
     """The options as settings, each checked before anything is built."""
     import torch
@@ -186,6 +189,8 @@ def read_settings(
     wanted = [path for path in paths.split(",") if path]
     if not wanted or set(wanted) - {"eager", "fast"}:
         raise ValueError(f"paths {paths!r} are not known; give eager, fast or eager,fast")
+    if precision not in ("model", "fp8"):
+        raise ValueError(f"precision {precision!r} is not known; give model or fp8")
     named = check_methods(methods)
     device = choose_device(device)
     dtype = dtype or ("float16" if device.startswith("cuda") else "float32")
@@ -210,6 +215,7 @@ def read_settings(
         decode_methods=_some(decode_methods, named, "decode-methods"),
         eager_methods=_some(eager_methods, named, "eager-methods"),
         kernels=kernels,
+        precision=precision,
     )
 
 
