@@ -3,7 +3,7 @@
 #
 #   runs/speed_gpu.sh OUT COMMIT [part ...]
 #
-#   runs/speed_gpu.sh "$OUT" abc1234                            all parts, about ten minutes on an H200
+#   runs/speed_gpu.sh "$OUT" abc1234                            all parts, about twelve minutes on an H200
 #   runs/speed_gpu.sh "$OUT" abc1234 next qwen                  these alone
 #   SIZE="--size tiny --device cpu" runs/speed_gpu.sh out/tiny abc1234 llava next qwen batch     on a CPU, in small
 #
@@ -35,19 +35,23 @@ profile() { # seconds, options
 run_tests() { # name, what pytest is given
     local name=$1
     shift
-    timeout 150 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short --show-capture=no \
+    timeout 220 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short --show-capture=no \
         -rf -m gpu "$@" >"$scratch/tests_$name.txt" 2>&1
 }
 
 run_part() {
     case $1 in
-    tests) # [150] Side by side: most of their time goes into compiling on the CPU.
+    tests) # [220] Side by side: most of their time goes into compiling on the CPU.
         local files name
         files=$(cd tests/fast && ls test_*_gpu.py)
         for name in $files; do
-            if [ "$name" != test_graphs_gpu.py ]; then
-                run_tests "${name%.py}" "tests/fast/$name" &
-            fi
+            case $name in
+            test_graphs_gpu.py | test_prompts_gpu.py) ;; # in pieces, below
+            *) run_tests "${name%.py}" "tests/fast/$name" & ;;
+            esac
+        done
+        for name in llava qwen; do
+            run_tests "prompts_$name" tests/fast/test_prompts_gpu.py -k "$name" &
         done
         for name in diffprune feature_norm holov "not diffprune and not feature_norm and not holov"; do
             run_tests "graphs_$(echo "$name" | cut -d' ' -f1)" tests/fast/test_graphs_gpu.py -k "$name" &
