@@ -1,42 +1,51 @@
 """Requests per second and time to the first token of our own server, full and pruned, as rows of `serving`.
 
-    pip install --target .venv-serve --python-version 3.12 --platform manylinux2014_x86_64 --only-binary=:all: \\
-        fastapi uvicorn prometheus-client                                # where the GPU's machine has none of them
-    PYTHONPATH=src:.venv-serve python runs/serving_own.py --out results/serving.json          # one GPU, 7B in size
-    PYTHONPATH=src python runs/serving_own.py --loop --out results/serving.json               # without HTTP
-    PYTHONPATH=src python runs/serving_own.py --tiny --seconds 2 --out out/serving.json       # a look at it on a CPU
+A GPU's machine may have neither FastAPI nor a network. What the server imports then travels in a folder, made here for
+its Python 3.12 (11 MiB):
+
+    python -m pip install --no-compile --target out/site312 --python-version 3.12 --only-binary=:all: \\
+        --platform manylinux2014_x86_64 fastapi uvicorn prometheus-client
+    PYTHONPATH=src:out/site312 python3 runs/serving_own.py --within 145 --out results/serving.json    # there
+
+    PYTHONPATH=src python3 runs/serving_own.py --loop --within 145 --out results/serving.json         # without HTTP
+    PYTHONPATH=src python3 runs/serving_own.py --tiny --seconds 2 --out out/serving.json              # small, on a CPU
 
 LLaVA-1.5-7B in size with random weights, compiled path, every answer of the same length. Clients ask again as soon as
 they are answered, each time about another picture; they run in a process of their own. `path` is "server", or "loop"
-where requests go to the batching loop without HTTP. Rows of other paths in the file stay as they are.
+where requests go to the batching loop without HTTP: so it is where the server cannot be imported or does not answer.
+Rows are saved as they come, rows of other paths in the file stay as they are, and with `--within` the run is over after
+so many seconds, whatever is then missing.
 """
 
 import argparse
 import base64
-import gc
 import io
 import json
+import os
 import queue
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+import numpy as np  # and no torch: the clients' process has to be there at once
 from PIL import Image
 
+STARTED = time.monotonic()
 QUESTION = "What does the sign in the picture say?"
 POOL = 64  # pictures that each run goes through
 MIXED = (32, 64, 128)
 NAME = "served"
-Ask = Callable[[int], tuple[float, float]]  # number of the request -> seconds to the first token and to the last
+LEAST = 1.5  # seconds of measuring, below which a row says nothing
+OVERHEAD = 1.5  # seconds beside the measuring of a row: the clients' process, the last answers
+Ask = Callable[[int], tuple[float, float, str]]  # number of the request -> seconds to the first and last token, path
 
 
 # The clients' side ---------------------------------------------------------------------------------------------------
@@ -44,7 +53,7 @@ Ask = Callable[[int], tuple[float, float]]  # number of the request -> seconds t
 
 def closed_loop(ask: Ask, clients: int, seconds: float, warm_up: float) -> dict[str, float]:
     """What the clients together get: each asks as soon as it was answered, and the warm-up is not counted."""
-    found: list[tuple[float, float, float]] = []  # when it was answered, seconds to the first token and to the last
+    found: list[tuple[float, float, float, str]] = []  # when it was answered, seconds to first and last token, path
     errors: list[str] = []
     start = time.perf_counter()
     begin, end = start + warm_up, start + warm_up + seconds
@@ -53,8 +62,8 @@ def closed_loop(ask: Ask, clients: int, seconds: float, warm_up: float) -> dict[
         turn = number
         while time.perf_counter() < end:
             try:
-                first, last = ask(turn)
-                found.append((time.perf_counter(), first, last))
+                timed = ask(turn)
+                found.append((time.perf_counter(), *timed))
             except Exception as error:  # one that is refused is counted, and asks again
                 errors.append(f"{type(error).__name__}: {error}")
                 time.sleep(0.05)
@@ -65,30 +74,38 @@ def closed_loop(ask: Ask, clients: int, seconds: float, warm_up: float) -> dict[
         thread.start()
     for thread in threads:
         thread.join()
-    counted = [entry for entry in found if begin <= entry[0] <= end]
+    found.sort()
+    # Answers come by batches: counted from the end of a batch to the end of another, however the seconds cut them.
+    before = [entry[0] for entry in found if entry[0] < begin]
+    since = before[-1] if before else start
+    counted = [entry for entry in found if since < entry[0] <= end]
+    if not counted:  # a first batch that takes longer than all the seconds
+        since, counted = start, found
     if not counted:
-        raise RuntimeError(f"nothing was answered in {seconds} s: {errors[:1]}")
-    firsts = sorted(1e3 * first for _, first, _ in counted)
+        raise RuntimeError(f"nothing was answered in {seconds:.1f} s: {errors[:1]}")
+    firsts = sorted(1e3 * first for _, first, _, _ in counted)
     return {
-        "requests_s": len(counted) / seconds,
+        "requests_s": len(counted) / (counted[-1][0] - since),
         "ttft_ms": statistics.median(firsts),
         "ttft_p99_ms": float(np.percentile(firsts, 99)),
-        "answer_ms": statistics.median(1e3 * last for _, _, last in counted),
+        "answer_ms": statistics.median(1e3 * last for _, _, last, _ in counted),
         "requests": len(counted),
+        "on_fast_path": statistics.fmean(path == "fast" for _, _, _, path in counted),
         "errors": len(errors),
     }
 
 
 def pictures(side: int) -> list[Image.Image]:
-    """Pictures of random pixels, none like another."""
+    """Pictures of smooth random colours, none like another."""
     draw = np.random.default_rng(0)
-    return [Image.fromarray(draw.integers(0, 255, (side, side, 3), dtype=np.uint8)) for _ in range(POOL)]
+    small = [Image.fromarray(draw.integers(0, 255, (24, 24, 3), dtype=np.uint8)) for _ in range(POOL)]
+    return [one.resize((side, side), Image.Resampling.BICUBIC) for one in small]
 
 
 def as_uri(picture: Image.Image) -> str:
     file = io.BytesIO()
-    picture.save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    picture.save(file, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def pruning(keeps: list[int], number: int) -> dict[str, Any]:
@@ -99,7 +116,7 @@ def over_http(port: int, keeps: list[int], new_tokens: int, side: int) -> Ask:
     """Asks a server, by streams."""
     shown = [as_uri(picture) for picture in pictures(side)]
 
-    def ask(number: int) -> tuple[float, float]:
+    def ask(number: int) -> tuple[float, float, str]:
         url = {"url": shown[number % POOL]}
         content = [{"type": "image_url", "image_url": url}, {"type": "text", "text": QUESTION}]
         body = {
@@ -109,8 +126,8 @@ def over_http(port: int, keeps: list[int], new_tokens: int, side: int) -> Ask:
             "stream": True,
             "diffprune": pruning(keeps, number),
         }
-        start, first = time.perf_counter(), 0.0
-        connection = HTTPConnection("127.0.0.1", port, timeout=300)
+        start, first, path = time.perf_counter(), 0.0, "eager"
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -118,9 +135,12 @@ def over_http(port: int, keeps: list[int], new_tokens: int, side: int) -> Ask:
                 raise RuntimeError(answer.read().decode()[:300])
             for line in answer:
                 first = first or (time.perf_counter() if line.startswith(b"data: ") else 0.0)
+                if line.startswith(b'data: {"error"'):
+                    raise RuntimeError(line.decode()[:300])
+                path = "fast" if b'"path": "fast"' in line else path
         finally:
             connection.close()
-        return first - start, time.perf_counter() - start
+        return first - start, time.perf_counter() - start, path
 
     return ask
 
@@ -144,7 +164,7 @@ def into_loop(worker: Any, keeps: list[int], new_tokens: int, side: int) -> Ask:
     content = [{"type": "image", "image": shown[0]}, {"type": "text", "text": QUESTION}]
     prompt = worker.backbone.lay_out(read_talks([{"role": "user", "content": content}])[0])
 
-    def ask(number: int) -> tuple[float, float]:
+    def ask(number: int) -> tuple[float, float, str]:
         told: queue.SimpleQueue[Any] = queue.SimpleQueue()
         start, first = time.perf_counter(), 0.0
         job = {"pictures": [shown[number % POOL]], "keep": pruning(keeps, number).get("keep")}
@@ -153,7 +173,7 @@ def into_loop(worker: Any, keeps: list[int], new_tokens: int, side: int) -> Ask:
             first = first or time.perf_counter()
         if not isinstance(event, Answer):
             raise event
-        return first - start, time.perf_counter() - start
+        return first - start, time.perf_counter() - start, event.path
 
     return ask
 
@@ -171,59 +191,133 @@ def served(vlm: Any, settings: Any) -> Iterator[int]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [made]}, daemon=True)
     thread.start()
-    assert ready.wait(60)
     try:
+        if not ready.wait(10):
+            raise RuntimeError("the server was not ready within 10 s")
         yield made.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(10)
         made.close()
 
 
-def measure(vlm: Any, given: argparse.Namespace, keeps: list[int]) -> list[dict[str, Any]]:
-    """Numbers by the number of clients."""
+class Clock:
+    """Seconds that are left of the run, shared out among the rows that are still to be measured.
+
+    Args:
+        within: Seconds of the whole run; 0: no limit.
+        rows: That are to be measured.
+    """
+
+    def __init__(self, within: float, rows: int) -> None:
+        self.within, self.rows = within, rows
+
+    @property
+    def left(self) -> float:
+        return self.within - (time.monotonic() - STARTED) if self.within else float("inf")
+
+    def seconds(self, most: float, warm_up: float) -> float | None:
+        """For the next row, `most` at most; None where too little is left."""
+        share = self.left / max(1, self.rows) - warm_up - OVERHEAD
+        self.rows -= 1
+        return None if share < LEAST else min(most, share)
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
+
+
+def drive_clients(port: int, keeps: list[int], clients: int, seconds: float, given: argparse.Namespace) -> Any:
+    """What a process of clients measured."""
+    options = {
+        "drive": port,
+        "keeps": json.dumps(keeps),
+        "clients": clients,
+        "seconds": seconds,
+        "warm-up": given.warm_up,
+        "new-tokens": given.new_tokens,
+        "side": given.side,
+        "out": given.out,
+    }
+    words = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    line = [sys.executable, __file__, *words]
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True, timeout=seconds + given.warm_up + 60)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(vlm: Any, given: argparse.Namespace, keeps: list[int], clock: Clock) -> Iterator[dict[str, Any]]:
+    """Numbers by the number of clients, as they come."""
     from diffprune.serve.settings import Settings
     from diffprune.serve.worker import Worker
 
     counts = [int(text) for text in given.clients.split(",")]
-    settings = Settings(batch=max(counts), queue=4 * max(counts), max_new_tokens=given.new_tokens, timeout=300.0)
-    rows = []
-    if given.loop:
+    settings = Settings(batch=max(counts), queue=4 * max(counts), max_new_tokens=given.new_tokens, timeout=60.0)
+
+    @contextmanager
+    def in_loop() -> Iterator[Callable[[int, float], Any]]:
         worker = Worker(vlm, settings)
         ask = into_loop(worker, keeps, given.new_tokens, given.side)
+        try:
+            yield lambda clients, seconds: closed_loop(ask, clients, seconds, given.warm_up)
+        finally:
+            worker.stop()
+
+    @contextmanager
+    def in_server() -> Iterator[Callable[[int, float], Any]]:
+        with served(vlm, settings) as port:
+            yield lambda clients, seconds: drive_clients(port, keeps, clients, seconds, given)
+
+    with in_loop() if given.loop else in_server() as asked:
         for clients in counts:
-            rows.append({"clients": clients, **closed_loop(ask, clients, given.seconds, given.warm_up)})
-        worker.stop()
-        return rows
-    with served(vlm, settings) as port:
-        for clients in counts:
-            options = {
-                "drive": port,
-                "keeps": json.dumps(keeps),
-                "clients": clients,
-                "seconds": given.seconds,
-                "warm-up": given.warm_up,
-                "new-tokens": given.new_tokens,
-                "side": given.side,
-                "out": given.out,
-            }
-            line = [
-                sys.executable,
-                __file__,
-                *(part for key, value in options.items() for part in (f"--{key}", str(value))),
-            ]
-            done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)
-            rows.append({"clients": clients, **json.loads(done.stdout.splitlines()[-1])})
-    return rows
+            seconds = clock.seconds(given.seconds, given.warm_up)
+            if seconds is None:
+                say(f"{clients} clients are not measured: {clock.left:.0f} s are left")
+                continue
+            path = "loop" if given.loop else "server"
+            yield {"path": path, "clients": clients, **asked(clients, seconds)}
 
 
-def main() -> None:
+def num_text(vlm: Any, side: int) -> int:
+    """Text tokens of the prompt, in eights."""
+    features = vlm.prepare([pictures(side)[0]], [QUESTION]).features
+    count = int((features["input_ids"][0] != vlm.backbone.image_token_id).sum())
+    return -(-count // 8) * 8
+
+
+def compiled(vlm: Any, given: argparse.Namespace, keep: tuple[int, ...] | None, share: Any) -> None:
+    """Compile for the numbers of clients; a model that cannot be compiled is measured as it is, and its rows say so."""
+    options: dict[str, Any] = {} if keep is None else {"keep": keep}
+    options |= {} if share is None else {"share": share}
+    sizes = tuple(int(text) for text in given.clients.split(","))
+    room = {"batch_sizes": sizes, "text_buckets": (num_text(vlm, given.side),), "max_new_tokens": given.new_tokens}
+    try:
+        vlm.compile(image_sizes=((given.side, given.side),), **room, **options)
+        say(f"{vlm.method.name} is compiled: {vlm.fast.report.buckets}")
+    except Exception:
+        traceback.print_exc()
+        say(f"{vlm.method.name} is not compiled; it is measured as it is")
+
+
+def can_serve() -> bool:
+    """Whether the server's packages load; one that is found may still be built for another Python."""
+    try:
+        import uvicorn  # noqa: F401
+
+        import diffprune.serve.app  # noqa: F401
+    except Exception as error:
+        say(f"without HTTP, as the server cannot be imported: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--out", type=Path, required=True)
     add("--clients", default="1,8,32")
-    add("--seconds", type=float, default=12.0, help="counted, of each number of clients")
-    add("--warm-up", type=float, default=3.0, help="seconds before that")
+    add("--seconds", type=float, default=8.0, help="counted, of each number of clients, at most")
+    add("--within", type=float, default=0.0, help="seconds of the whole run; what does not fit is left out")
+    add("--warm-up", type=float, default=1.5, help="seconds before that")
     add("--new-tokens", type=int, default=32)
     add("--side", type=int, default=336, help="of the square pictures, in pixels")
     add("--loop", action="store_true", help="ask the batching loop without HTTP")
@@ -232,61 +326,87 @@ def main() -> None:
     add("--commit", help="commit to record where there is no git checkout")
     add("--drive", type=int, default=0, help=argparse.SUPPRESS)
     add("--keeps", default="[]", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = read_arguments()
     if given.drive:
         drive(given)
         return
-    from diffprune.extras import missing_modules
+    if given.within:  # a compilation cannot be cut short otherwise; rows so far are saved
+        end = threading.Timer(given.within, lambda: (say("time is up"), os._exit(3)))
+        end.daemon = True
+        end.start()
+    import torch
+
     from diffprune.speed.profile import forget_graphs, release
     from diffprune.speed.subject import load_subject, with_method
 
-    if missing_modules("serve") and not given.loop:
-        print(f"{missing_modules('serve')} are missing: the loop is measured without HTTP", file=sys.stderr)
-        given.loop = True
+    given.loop = given.loop or not can_serve()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.float16 if device == "cuda" else torch.float32
     subject = load_subject("llava-1.5-7b", random_weights=True, tiny=given.tiny, device=device, dtype=dtype)
     subject.base.generation_config.eos_token_id = None  # every answer has the same length
-    sizes = tuple(int(text) for text in given.clients.split(","))
+    say("the model is there")
+    plan = (
+        ("full", None, {"all tokens": []}),
+        ("diffprune", (64, max(MIXED)), {"keep 64": [64], "mixed": list(MIXED)}),  # 32 runs in what 64 was compiled for
+    )
+    clock = Clock(given.within, len(given.clients.split(",")) * sum(len(runs) for *_, runs in plan))
+    clock.within -= 0.25 * given.within  # for the second compilation, given back when it is over
     rows: list[dict[str, Any]] = []
     first: Any = None
-    for method, compiled_for, runs in (
-        ("full", None, {"all tokens": []}),
-        ("diffprune", MIXED, {"keep 64": [64], "mixed": list(MIXED)}),
-    ):
+    for method, keep, runs in plan:
         vlm = with_method(subject, method, keep=1.0 if method == "full" else 64, dtype=dtype)
         if not given.eager:
             if first is not None:
                 forget_graphs(first)
                 release(device)
-            start = time.monotonic()
-            options: dict[str, Any] = {} if compiled_for is None else {"keep": compiled_for}
-            options |= {} if first is None else {"share": first}
-            room = {"batch_sizes": sizes, "text_buckets": (96,), "max_new_tokens": given.new_tokens}
-            vlm.compile(image_sizes=((given.side, given.side),), **room, **options)
+            compiled(vlm, given, keep, first)
             first = first or vlm.fast
-            print(f"{method}: compiled in {time.monotonic() - start:.0f} s", flush=True)
+        if method != "full":
+            clock.within = given.within
         for setting, keeps in runs.items():
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            found = measure(vlm, given, keeps)
-            peak = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None
-            for row in found:
-                budget = {"keep": 1.0} if method == "full" else {"keep": 64} if len(keeps) == 1 else {"keeps": keeps}
-                one = {
-                    "path": "loop" if given.loop else "server",
-                    "engine": setting,
-                    "method": method,
-                    "backbone": "llava-1.5-7b",
-                    **budget,
-                    **row,
-                    "to_one_client": row["requests_s"] / found[0]["requests_s"],
-                    **({} if peak is None else {"peak_gb": peak}),
-                }
-                rows.append(one)
-                print(json.dumps(one), flush=True)
-            gc.collect()
-    save(given, rows)
+            budget = {"keep": 1.0} if method == "full" else {"keep": 64} if len(keeps) == 1 else {"keeps": keeps}
+            about = {"engine": setting, "method": method, "backbone": "llava-1.5-7b", **budget}
+            rows += measured(vlm, given, keeps, clock, about, rows)
+    if not rows:
+        raise SystemExit("nothing was measured")
+    say("done")
+
+
+def measured(
+    vlm: Any,
+    given: argparse.Namespace,
+    keeps: list[int],
+    clock: Clock,
+    about: dict[str, Any],
+    before: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The rows of one setting, saved behind those before; by the loop alone where the server does not answer."""
+    import torch
+
+    rows: list[dict[str, Any]] = []
+    planned = clock.rows
+    try:
+        for row in measure(vlm, given, keeps, clock):
+            peak = {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {}
+            alone = next((one for one in rows if one["clients"] == 1), None)
+            ratio = 1.0 if row["clients"] == 1 else None if alone is None else row["requests_s"] / alone["requests_s"]
+            rows.append({**about, **row, **({} if ratio is None else {"to_one_client": ratio}), **peak})
+            say(json.dumps(rows[-1]))
+            save(given, [*before, *rows])
+    except Exception:
+        if given.loop:
+            raise
+        traceback.print_exc()
+        say("the server does not answer; this and what follows is measured without HTTP")
+        given.loop, clock.rows = True, planned
+        return measured(vlm, given, keeps, clock, about, before)
+    return rows
 
 
 def save(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:

@@ -4,22 +4,10 @@
 
 left() { echo $((SECONDS_LEFT - SECONDS)); }
 
-job() { # log's name, limit in seconds, command
-    local name=$1 limit=$2 start=$SECONDS code
-    shift 2
-    timeout --foreground -k 10 "$limit" "$@" >"$work/logs/$name.log" 2>&1
-    code=$?
-    printf '%s\tcode %s\t%s s\n' "$name" "$code" $((SECONDS - start)) >>"$work/status.txt"
-    [ "$code" = 0 ] || printf '%s failed (%s): %s\n' "$name" "$code" "$(tail -n 1 "$work/logs/$name.log" | cut -c1-300)"
-    return 0
-}
-export -f job
-
-pool() { # how many at a time, file with one job a line, seconds to leave to what comes after
+pool() { # how many at a time, file with one job a line (name, limit in seconds, command), seconds to leave to what comes after
     local room=$(($(left) - $3))
     [ "$room" -gt 5 ] || { echo "no time left"; return 0; }
-    export work
-    timeout -k 10 "$room" xargs -a "$2" -P "$1" -L 1 bash -c 'SECONDS=0; job "$@"' _ &
+    "$python" -m diffprune_lab.studies.side_by_side "$2" --at-once "$1" --seconds "$room" --work "$work" &
     pool_running=$!
     wait "$pool_running"
     pool_running=

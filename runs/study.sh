@@ -19,7 +19,8 @@
 # SCORERS (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW
 # (other learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled
 # answers, else of FEW_SEEDS), OTHER_KEEP (empty: no table of any budget), EXTRA (overrides of every training), FROM (scorers.tgz of an earlier OUT, where WORK has no
-# scorers: our own); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
+# scorers: our own), ANSWERS (answers.tgz of earlier OUTs: what they hold is not asked again, and `join` takes it too, so
+# that a table too long for one call is made in several that each train and answer a part); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
@@ -48,8 +49,8 @@ else
     model=$world-llava device=${DEVICE:-}
     : "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456 789 1011}" "${FEW_SEEDS:=42 123 456}"
     : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP=256,192,96,48,24}"
-    : "${MANY=visionselector oc_vtp glimpse_prune}" "${FEW=dynamic_llava atp_llava dynamicvit p_mod gumbel_ste-masked}"
-    : "${JOBS:=16}" "${EVAL_JOBS:=12}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
+    : "${MANY=visionselector glimpse_prune dynamic_llava}" "${FEW=oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked}"
+    : "${JOBS:=16}" "${EVAL_JOBS:=16}" "${EVAL_BATCH:=512}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
     : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
 fi
 : "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
@@ -59,6 +60,7 @@ fi
 # Four kinds of task of the paper's ablations.
 four=scenes/gqa,scenes/mmbench,scenes/pope,scenes/mme
 mkdir -p "$work"/{train,logs,jobs} "$work/$answers" "$out"
+for file in ${ANSWERS:-}; do tar -xzf "$file" -C "$work" "$answers" || exit 1; done
 if [ -n "${FROM:-}" ] && [ -z "$(ls -A "$work/train")" ]; then tar -xzf "$FROM" -C "$work" || exit 1; fi
 
 # shellcheck source=runs/side_by_side.sh
@@ -158,7 +160,7 @@ PYTHON
 asked() { echo --tasks "$world" --questions "$QUESTIONS" --keep "$KEEP"; }
 
 evaluations() {
-    local name found=() learned=() place keep seed throttled
+    local name found=() place keep seed throttled
     # The longest first.
     [ -n "$named" ] || [ -z "$OTHER_KEEP" ] || evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
         --methods diffprune-diverse,random --seeds 0
@@ -183,13 +185,9 @@ evaluations() {
     # shellcheck disable=SC2046
     [ -n "$named" ] || evaluate dedicated $(asked) --pruner "$(commas "${found[@]}")"
     # Other learned methods and those without training, a few to a process.
-    for name in $(outside $MANY $FEW); do
-        found=("$(trained "$name")")
-        [ -z "${found[0]}" ] || learned+=("${found[0]}") # the seeds of one method stay together
-    done
-    for ((place = 0; place < ${#learned[@]}; place += 1)); do
+    for name in $(outside $MANY $FEW); do # the seeds of one method stay together
         # shellcheck disable=SC2046
-        evaluate "learned-$place" $(asked) --pruner "${learned[place]}"
+        evaluate "learned-$name" $(asked) --pruner "$(trained "$name")"
     done
     "$python" - "$GROUP" "${FREE:-}" "$named" <<'PYTHON' |
 import sys
@@ -281,7 +279,8 @@ run_stage() {
     echo "== $1, $(left) s left"
     case $1 in
     train)
-        trainings >"$work/jobs/train.txt"
+        # Behind the trainings, where there is room for it, what needs none.
+        { trainings; [ "$stage" != all ] || evaluations | grep "^$answers-free-"; } >"$work/jobs/train.txt"
         pool "$JOBS" "$work/jobs/train.txt" "$EVAL_SECONDS"
         ;;
     eval)

@@ -90,7 +90,7 @@ def test_the_revision_is_kept_and_asked_for_again(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(saved_pruners, "load_base", watch)
     PrunedVLM.from_pretrained(tmp_path / "pruner")
-    PrunedVLM.from_pretrained(tmp_path / "pruner", revision="other")
+    PrunedVLM.from_pretrained(tmp_path / "pruner", base_revision="other")
     assert asked == [{"revision": "abc123"}, {"revision": "other"}]
 
 
@@ -253,7 +253,8 @@ def test_only_the_files_of_a_pruner_are_downloaded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model, processor = tiny.build("llava")
     PrunedVLM.from_pretrained("owner/pruner", base=model, processor=processor)
-    assert asked == [("owner/pruner", {"allow_patterns": ["config.json", "model.safetensors", "README.md"]})]
+    files = ["config.json", "model.safetensors", "README.md"]
+    assert asked == [("owner/pruner", {"revision": None, "allow_patterns": files})]
 
 
 # A budget and what chooses -------------------------------------------------------------------------------------------

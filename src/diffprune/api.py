@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.fitting import move_model, refuse_full_budget
-from diffprune.loading import is_pruner, load_base, require_name
+from diffprune.loading import hub_options, is_pruner, load_base, require_name, require_revision
 from diffprune.methods.options import parse_method, require_weights
 from diffprune.model import PrunedVLM
 from diffprune.ops.arguments import checked
@@ -24,14 +24,15 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
             its own; another one that takes the same weights may be asked for (`diffprune` and `diffprune-diverse`).
         keep: The budget: an int is tokens per image, a float a share. Default: the largest a saved pruner was trained
             for, else all tokens. A budget without anything that chooses is an error.
-        options: Go to the model's `from_pretrained`: dtype, device_map, revision, ...
+        options: Go to `from_pretrained` of the saved pruner or the base model: revision, token, dtype, device_map, ...
 
     Example:
         vlm = dp.load("llava-hf/llava-1.5-7b-hf", method="divprune", keep=64)
         vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
     """
     require_name(name)
-    if is_pruner(name):
+    require_revision(options.get("revision"))
+    if is_pruner(name, **hub_options(options)):
         return PrunedVLM.from_pretrained(name, keep=keep, method=method, **options)
     method = "full" if method is None else method
     if method == "full":

@@ -75,15 +75,19 @@ def brought_models() -> dict[str, str]:
     return {name: family for source in model_sources() for name, family in source.models.items()}
 
 
-def is_pruner(name: str | Path) -> bool:
-    """Whether the name is that of a saved pruner, brought along by a package or in a folder or repository."""
+def is_pruner(name: str | Path, **options: Any) -> bool:
+    """Whether the name is that of a saved pruner, brought along by a package or in a folder or repository.
+
+    Args:
+        options: Say where files of a repository come from (`hub_options`).
+    """
     if any(str(name) in source.pruners for source in model_sources()) and not Path(name).is_dir():
         return True
     path = Path(name)
     if not path.is_dir():
         if source_of(name) is not None or not may_be_on_hub(str(name)):
             return False
-        found = fetch(str(name), CONFIG_FILE)
+        found = fetch(str(name), CONFIG_FILE, **options)
         if found is None:
             return False
         path = found
@@ -106,8 +110,7 @@ def load_base(name: str | Path, **kwargs: Any) -> tuple[nn.Module, Any]:
     """
     require_name(name)
     source = source_of(name)
-    if not isinstance(kwargs.get("revision"), str | None):
-        raise ValueError(f"revision={short(kwargs['revision'])} is no revision; give a branch, a tag or a commit")
+    require_revision(kwargs.get("revision"))
     if kwargs.pop("trust_remote_code", False):
         raise ValueError(
             f"trust_remote_code=True would run code from {name}; it is not needed: every family here is one of "
@@ -145,6 +148,10 @@ def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any
         )
     model, info = loaded
     refuse_gaps(name, info)
+    if not Path(name).is_dir() and getattr(model.config, "_commit_hash", None) is None:
+        # The commit that was loaded, which a pruner made on this model names; older transformers note it themselves.
+        cached = cached_folder(name, kwargs.get("revision"), kwargs.get("cache_dir"))
+        model.config._commit_hash = None if cached is None else cached.name
     return model, processor
 
 
@@ -240,21 +247,31 @@ def require_name(name: str | Path) -> None:
         raise ValueError(f"{short(name)} is too long for the name of a folder or a model")
 
 
-def cached_folder(name: str, revision: str | None = None) -> Path | None:
-    """Where the hub's client keeps files of a repository on this machine; None where there are none."""
+def require_revision(revision: object) -> None:
+    """An error where something can be no revision of a repository."""
+    if not isinstance(revision, str | None):
+        raise ValueError(f"revision={short(revision)} is no revision; give a branch, a tag or a commit")
+
+
+def cached_folder(name: str, revision: str | None = None, cache_dir: Any = None) -> Path | None:
+    """Where the hub's client keeps files of a repository on this machine; None where there are none.
+
+    The folder's name is the commit that the revision stands for.
+    """
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, CONFIG_FILE, revision=revision)
+    found = try_to_load_from_cache(name, CONFIG_FILE, revision=revision, cache_dir=cache_dir)
     return Path(found).parent if isinstance(found, str) else None
 
 
-def fetch(name: str, *files: str) -> Path | None:
+def fetch(name: str, *files: str, **options: Any) -> Path | None:
     """The folder that holds these files of a repository, which alone are downloaded; None where they cannot be had."""
     from huggingface_hub import hf_hub_download
 
-    say_hub_is_asked(name)
+    options.pop("proxies", None)  # for transformers alone
+    say_hub_is_asked(name, **options)
     try:
-        return [Path(hf_hub_download(name, file)).parent for file in files][-1]
+        return [Path(hf_hub_download(name, file, **options)).parent for file in files][-1]
     except Exception:  # of the hub's client, of the network: whoever loads the model explains it
         return None
 

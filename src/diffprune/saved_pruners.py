@@ -13,10 +13,19 @@ from diffprune.base_files import quantiser
 from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import plain_model, refuse_offloaded, wrap_backbone
 from diffprune.json_files import short
-from diffprune.loading import load_base, may_be_on_hub, model_sources, require_name, say_hub_is_asked
+from diffprune.loading import (
+    hub_options,
+    load_base,
+    may_be_on_hub,
+    model_sources,
+    require_name,
+    require_revision,
+    say_hub_is_asked,
+)
 from diffprune.methods.base import Pruner
 from diffprune.methods.options import build_method, deployed_as, make_options
 from diffprune.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, exported_state, load_pruner
+from diffprune.terminal import first_line
 
 
 def load_pruned_vlm(
@@ -28,12 +37,16 @@ def load_pruned_vlm(
     base: nn.Module | None,
     processor: Any,
     allow_other_base: bool,
+    revision: str | None = None,
+    base_revision: str | None = None,
     model_kwargs: dict[str, Any],
 ) -> Any:
     """A saved pruner on its base model; another base than the one it was trained on is refused unless asked for.
 
     Args:
         method: How its weights choose, where not by the saved `choice`.
+        revision: Of the pruner's repository; `base_revision` that of its base model, where not the one it names.
+        model_kwargs: Of the base model's `from_pretrained`; token and cache are the pruner's too.
     """
     require_name(directory)
     if not isinstance(method, str | None) or not isinstance(allow_other_base, bool):
@@ -42,7 +55,8 @@ def load_pruned_vlm(
         )
     if base is None and processor is not None:
         raise ValueError("a processor was given without its base model; give both, or neither")
-    folder, restore = local_pruner(directory)
+    require_revision(base_revision)
+    folder, restore = local_pruner(directory, revision=revision, **hub_options(model_kwargs))
     config, state = load_pruner(folder, restore=restore)
     if keep is None and not config["budgets"]:
         raise ValueError(f"{directory} names no budget that it was trained for; give keep=...")
@@ -53,8 +67,8 @@ def load_pruned_vlm(
                 f"{directory} does not name its base model; "
                 "give it: from_pretrained(..., base=model, processor=processor)"
             )
-        if wanted["revision"] is not None:
-            model_kwargs = {"revision": wanted["revision"], **model_kwargs}
+        if (of_base := base_revision or wanted["revision"]) is not None:
+            model_kwargs = {**model_kwargs, "revision": of_base}
         base, processor = load_base(wanted["id"], **model_kwargs)
     elif processor is None:
         raise ValueError("a base model was given without its processor; give both")
@@ -142,23 +156,35 @@ def refuse_other_base(backbone: Any, config: Mapping[str, Any]) -> None:
         )
 
 
-def local_pruner(directory: str | Path) -> tuple[Path, str | None]:
-    """A saved pruner's folder: given, brought along by a package, or a hub id's files; and how to restore its files."""
+def local_pruner(directory: str | Path, *, revision: str | None = None, **options: Any) -> tuple[Path, str | None]:
+    """A saved pruner's folder: given, brought along by a package, or a hub id's files; and how to restore its files.
+
+    Args:
+        revision: Branch, tag or commit of its repository.
+        options: Token, cache and the like of the hub's client.
+    """
+    require_revision(revision)
     path = Path(directory)
-    if path.is_dir():
-        return path, None
-    for source in model_sources():
-        if str(directory) in source.pruners:
-            return source.pruners[str(directory)], source.restore
-    if not may_be_on_hub(str(directory)):
-        return path, None
+    brought = [source for source in model_sources() if str(directory) in source.pruners]
+    if path.is_dir() or brought or not may_be_on_hub(str(directory)):
+        if revision is not None:
+            raise ValueError(
+                f"revision={revision} is for a repository of the hub, and {directory} is none; leave it out, or say "
+                "base_revision=... for that of the base model"
+            )
+        if path.is_dir() or not brought:
+            return path, None
+        return brought[0].pruners[str(directory)], brought[0].restore
     from huggingface_hub import snapshot_download
 
-    say_hub_is_asked(str(directory))
+    options.pop("proxies", None)  # for transformers alone
+    say_hub_is_asked(str(directory), revision)
     try:
         files = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE]  # whatever else lies there is left there
-        return Path(snapshot_download(str(directory), allow_patterns=files)), None
+        return Path(snapshot_download(str(directory), revision=revision, allow_patterns=files, **options)), None
     except Exception as error:
+        named = directory if revision is None else f"{directory} at revision {revision}"
         raise ValueError(
-            f"{directory} is neither a local folder nor a hub repository that can be reached ({type(error).__name__})"
+            f"{named} is neither a local folder nor a hub repository that can be reached "
+            f"({type(error).__name__}: {first_line(error)[:200]})"
         ) from error

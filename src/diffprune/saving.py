@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -57,11 +58,19 @@ def exported_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def model_card(config: Mapping[str, Any], card_rows: Sequence[Row] | None = None) -> str:
-    """A README in the hub's form: what it is, what it needs, how to use it, and the measured rows if there are any."""
+def model_card(
+    config: Mapping[str, Any], card_rows: Sequence[Row] | None = None, name: str = "<this folder or repository>"
+) -> str:
+    """A README in the hub's form: what it is, how to use and to serve it, and the measured rows if there are any.
+
+    Args:
+        name: By which the reader can load it.
+    """
+    keep = config["budgets"][-1] if config["budgets"] else 64
     method, base = config["method"]["name"], config["base"]
     base_id = base["id"] or "a model without a name"
-    hub_line = f"base_model: {base['id']}\n" if base["id"] else ""
+    # The hub takes nothing but an id of its own there, no folder and no model that a package brings along.
+    hub_line = f"base_model: {base['id']}\n" if re.fullmatch(r"[\w.-]+/[\w.-]+", base["id"] or "") else ""
     budgets = " to ".join(str(budget) for budget in config["budgets"]) or "no budget"
     measured = markdown_table(card_rows) if card_rows else "Nothing has been measured with it yet.\n"
     recipe = f", recipe {config['recipe']}" if "recipe" in config else ""
@@ -77,8 +86,15 @@ A visual token pruner made with diffprune. It holds the scorer only; the base mo
 ```python
 import diffprune as dp
 
-vlm = dp.PrunedVLM.from_pretrained("<this folder or repository>", keep=64)
+vlm = dp.PrunedVLM.from_pretrained("{name}", keep={keep})
 vlm.generate(images=[image], text="What does the sign say?", max_new_tokens=32)
+```
+
+Behind OpenAI's interface, with a page to try it at `/`; and inside vLLM, for the families that its plug-in takes:
+
+```
+diffprune serve --pruner "{name}" --keep {keep} --engine own
+diffprune serve --pruner "{name}" --keep {keep} --engine vllm
 ```
 
 - base model: {base_id}, revision {base["revision"]}, fingerprint `{base["fingerprint"]}`
@@ -113,6 +129,7 @@ def save_pruner(
     state: Mapping[str, Tensor],
     config: Mapping[str, Any],
     card_rows: Sequence[Row] | None = None,
+    name: str | None = None,
 ) -> None:
     """Write a pruner so that the folder holds the old one or the new one, whole, whenever the process ends.
 
@@ -125,6 +142,7 @@ def save_pruner(
         state: Of the whole pruner; the throttler is not saved.
         config: At least the entries of `CONFIG_KEYS`, all of it JSON.
         card_rows: Result rows for the model card.
+        name: By which the card's readers load it.
     """
     try:
         _check_config(config)
@@ -148,7 +166,8 @@ def save_pruner(
             "weights_digest": _digest(new / WEIGHTS_FILE),
         }
         (new / CONFIG_FILE).write_text(json.dumps(filled, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        (new / CARD_FILE).write_text(model_card(filled, card_rows), encoding="utf-8")
+        card = model_card(filled, card_rows, **({} if name is None else {"name": name}))
+        (new / CARD_FILE).write_text(card, encoding="utf-8")
         before = Path(temporary) / "before"
         before.mkdir()
         for name in FILES:

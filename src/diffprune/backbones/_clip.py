@@ -60,8 +60,8 @@ def crop_boxes(
     if not sizes:
         return None
     size, crop = dict(image_processor.size), dict(image_processor.crop_size or {})
-    boxes = []
-    for width, height in sizes:
+    boxes: dict[tuple[int, int], Tensor] = {}
+    for width, height in set(sizes):
         if "shortest_edge" in size:
             edge, short = size["shortest_edge"], min(width, height)
             resized_w, resized_h = edge * width // short, edge * height // short
@@ -73,8 +73,8 @@ def crop_boxes(
         left, top = (resized_w - crop_w) // 2, (resized_h - crop_h) // 2
         x = (left + torch.arange(side + 1) * (crop_w / side)) * (width / resized_w)
         y = (top + torch.arange(side + 1) * (crop_h / side)) * (height / resized_h)
-        boxes.append(grid_boxes(x, y))
-    return torch.stack(boxes).to(device)
+        boxes[width, height] = grid_boxes(x, y)
+    return torch.stack([boxes[width, height] for width, height in sizes]).to(device)
 
 
 def grid_boxes(x: Float[Tensor, " columns_1"], y: Float[Tensor, " rows_1"]) -> Float[Tensor, "N 4"]:

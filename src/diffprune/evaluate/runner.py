@@ -283,7 +283,9 @@ def answer_part(
         replies: list[Reply] = []
         for number, run in enumerate(runs):
             assert run.view is not None
-            batch = batches.setdefault(id(run.view), prompt_batch(vlm, run.view, asked))
+            if id(run.view) not in batches:
+                batches[id(run.view)] = prompt_batch(vlm, run.view, asked)
+            batch = batches[id(run.view)]
             said, logits = run.reply(asked, batch, max_new_tokens)
             full = logits.log_softmax(-1) if full is None else full
             replies.append(_reply(run, asked, said, logits, full))
