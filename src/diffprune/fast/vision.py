@@ -112,7 +112,7 @@ def attend_within(
             states[:, :, start : start + count * length].unflatten(2, (count, length)).transpose(1, 2).flatten(0, 1)
             for states in (query, key, value)
         ]
-        within = F.scaled_dot_product_attention(*rows)  # [B * count, H, length, E]
+        within = F.scaled_dot_product_attention(rows[0], rows[1], rows[2])  # [B * count, H, length, E]
         found.append(within.transpose(1, 2).unflatten(0, (images, count)).flatten(1, 2))
         start += count * length
     return found[0] if len(found) == 1 else torch.cat(found, dim=1)
