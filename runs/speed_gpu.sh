@@ -3,13 +3,13 @@
 #
 #   runs/speed_gpu.sh OUT COMMIT [part ...]
 #
-#   runs/speed_gpu.sh "$OUT" abc1234                            all parts, under ten minutes on an H200
+#   runs/speed_gpu.sh "$OUT" abc1234                            all parts, about twelve minutes on an H200
 #   runs/speed_gpu.sh "$OUT" abc1234 next qwen                  these alone
 #   SIZE="--size tiny --device cpu" runs/speed_gpu.sh out/tiny abc1234 llava next qwen batch     on a CPU, in small
 #
-# Parts: tests llava next qwen batch training. Each has its own time (seconds in brackets below) and writes a row as
-# soon as it is there; what fails does not stop the rest. OUT gets tests.txt, speed_llava.json, speed_next.json,
-# speed_qwen.json and train_7b.json.
+# Parts: tests llava fp8 next qwen batch training. Each has its own time (seconds in brackets below) and writes a row as
+# soon as it is there; what fails does not stop the rest. OUT gets tests.txt, ttft_speed.json, ttft_next.json,
+# ttft_qwen_speed.json, fp8.json and train_7b.json.
 set -uo pipefail
 
 out=$1 commit=$2
@@ -35,19 +35,23 @@ profile() { # seconds, options
 run_tests() { # name, what pytest is given
     local name=$1
     shift
-    timeout 150 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short --show-capture=no \
+    timeout 220 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short --show-capture=no \
         -rf -m gpu "$@" >"$scratch/tests_$name.txt" 2>&1
 }
 
 run_part() {
     case $1 in
-    tests) # [150] Side by side: most of their time goes into compiling on the CPU.
+    tests) # [220] Side by side: most of their time goes into compiling on the CPU.
         local files name
         files=$(cd tests/fast && ls test_*_gpu.py)
         for name in $files; do
-            if [ "$name" != test_graphs_gpu.py ]; then
-                run_tests "${name%.py}" "tests/fast/$name" &
-            fi
+            case $name in
+            test_graphs_gpu.py | test_prompts_gpu.py) ;; # in pieces, below
+            *) run_tests "${name%.py}" "tests/fast/$name" & ;;
+            esac
+        done
+        for name in llava qwen; do
+            run_tests "prompts_$name" tests/fast/test_prompts_gpu.py -k "$name" &
         done
         for name in diffprune feature_norm holov "not diffprune and not feature_norm and not holov"; do
             run_tests "graphs_$(echo "$name" | cut -d' ' -f1)" tests/fast/test_graphs_gpu.py -k "$name" &
@@ -58,16 +62,21 @@ run_part() {
         grep -ahE "^(FAILED|ERROR|E  )" "$out/tests.txt" | cut -c1-200 | head -n 40
         ;;
     llava) # [70] LLaVA-1.5-7B, 576 to 64: top-K and the diverse choice.
-        profile 70 --backbone llava-1.5-7b --methods full,diffprune,diffprune-diverse --keep 64 --out "$out/speed_llava.json"
+        profile 70 --backbone llava-1.5-7b --methods full,diffprune,diffprune-diverse --keep 64 --out "$out/ttft_speed.json"
         ;;
     batch) # [60] The same, 32 prompts at once.
-        profile 60 --backbone llava-1.5-7b --methods full,diffprune --keep 64 --batch 32 --append --out "$out/speed_llava.json"
+        profile 60 --backbone llava-1.5-7b --methods full,diffprune --keep 64 --batch 32 --append --out "$out/ttft_speed.json"
+        ;;
+    fp8) # [60 + 60] The same in 8 bits, and how far logits are off in 16 and in 8 bits.
+        profile 60 --backbone llava-1.5-7b --methods full,diffprune --keep 64 --precision fp8 --append --out "$out/ttft_speed.json"
+        # shellcheck disable=SC2086
+        timeout 60 "$python" -m diffprune.speed.precision --backbone llava-1.5-7b ${SIZE:-} --commit "$commit" --out "$out/fp8.json" 2>&1 | tail -n 3
         ;;
     next) # [80] LLaVA-NeXT-7B, 2,880 to 640, 320 and 160.
-        profile 80 --backbone llava-next-7b --methods full,diffprune --keep "${NEXT_KEEP:-320,640,160}" --image 672x672 --out "$out/speed_next.json"
+        profile 80 --backbone llava-next-7b --methods full,diffprune --keep "${NEXT_KEEP:-320,640,160}" --image 672x672 --out "$out/ttft_next.json"
         ;;
     qwen) # [90] Qwen2.5-VL-7B, 1,296 to 144, and the kernels that its tower and scorer spend their time in.
-        profile 90 --backbone qwen2.5-vl-7b --methods "full,diffprune,diffprune[groups=merged]" --keep 0.1111 --image 1008x1008 --kernels 14 --out "$out/speed_qwen.json"
+        profile 90 --backbone qwen2.5-vl-7b --methods "full,diffprune,diffprune[groups=merged]" --keep 0.1111 --image 1008x1008 --kernels 14 --out "$out/ttft_qwen_speed.json"
         ;;
     training) # [90] The 7B scorer, from pixels.
         timeout 110 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-80}" \
@@ -77,7 +86,7 @@ run_part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- tests llava next qwen batch training
+[ $# -gt 0 ] || set -- tests llava next qwen fp8 batch training
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"

@@ -43,7 +43,9 @@ def test_a_table_and_a_switch_by_family_are_found() -> None:
 
 def test_the_compiled_towers_that_families_name_are_there() -> None:
     named = {family: BACKBONES.get(family).compiled_tower for family in FAMILIES}
-    assert {family for family, path in named.items() if path} == {"llava", "llava_next", "qwen2_vl", "qwen2_5_vl"}
+    assert {family for family, path in named.items() if path} == {
+        *("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
+    }
     for path in filter(None, named.values()):
         module, name = path.split(":")
         assert isinstance(getattr(importlib.import_module(module), name), type)

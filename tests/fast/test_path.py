@@ -277,10 +277,14 @@ def test_a_request_outside_the_buckets_is_refused_by_the_stages() -> None:
         vlm.fast.prepare(vlm.prepare([[tiny.picture(1)]] * 3, ["what?"] * 3))
 
 
-@pytest.mark.parametrize("method", ["divprune", "tome", "random"])
-def test_every_picture_may_have_its_own_budget(method: str, sayings: Any) -> None:
-    vlm = compiled("llava", method, keep=(5, 9), batch_sizes=(1, 3))
+@pytest.mark.parametrize("method", ["diffprune", "feature_norm", "divprune", "tome", "random"])
+@pytest.mark.parametrize("family", ["llava", "llava_next", "qwen2_5_vl"])
+def test_every_picture_may_have_its_own_budget(family: str, method: str, sayings: Any) -> None:
+    vlm = compiled(family, method, keep=(5, 9), batch_sizes=(1, 3))
     images = [tiny.picture(seed) for seed in (1, 2, 3)]
+    run = vlm.fast.start(vlm.prepare([[image] for image in images], QUESTIONS), keep=[5, 9, 3])
+    assert run.picture is not None and run.num_kept == (5, min(9, run.picture.num_tokens), 3)
+    assert (run.ranking is not None) == (method in ("diffprune", "feature_norm"))  # which keep the largest scores
     for keep in ([5, 9, 3], [9, 0.25, 1], [5, 5, 5]):
         assert torch.equal(answer(vlm, images, QUESTIONS, keep=keep), reference(vlm, images, QUESTIONS, keep=keep))
     assert not [line for line in sayings() if "cannot answer" in line]  # all of them on the fast path

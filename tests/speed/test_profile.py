@@ -1,5 +1,6 @@
 """`diffprune profile` at tiny size on a CPU: every row, both paths, and what happens when something fails."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 
 from diffprune.cli.profile import read_settings
+from diffprune.fast import build
 from diffprune.model import PrunedVLM
-from diffprune.results import check_rows, read_results
+from diffprune.results import Results, check_rows, read_results
 from diffprune.shapes import SHAPES
-from diffprune.speed import profile
+from diffprune.speed import measure, profile
+from diffprune.speed.calibrate import measured_rows
 from diffprune.speed.flops import prefill_flops
 from diffprune.speed.subject import with_method
 from tests.clock import FakeClock
@@ -151,6 +154,35 @@ def test_without_decoding_the_fast_path_still_gives_first_tokens(subject):
 
 def test_each_text_is_compiled_for_its_bucket_alone():
     assert [profile.text_bucket(size, (64, 128)) for size in (40, 64, 65, 300)] == [64, 64, 128, 128]
+
+
+def test_rows_in_8_bits_say_so_and_where_the_device_has_none_they_are_errors(monkeypatch):
+    settings = settings_of(methods="full,feature_norm", text="40", batch="1", paths="fast", keep="64", precision="fp8")
+    settings = replace(settings, decode=False, runs=2)
+    for row in profile.profile(settings)[1:]:
+        assert row["precision"] == "fp8" and "precision 'fp8' is none that this device has" in row["error"]
+    monkeypatch.setattr(build, "why_not_eight_bits", lambda device: "")
+    rows = profile.profile(settings)[1:]
+    assert [row["precision"] for row in rows] == ["fp8"] * 2 and profile.not_run(settings, rows) == []
+    assert all(0.001 < row["logit_error"] < 0.2 and row["graphs"] == "none" for row in rows)
+    saved = Results(name="x", command="", commit="", date="", device="CPU", versions={}, seeds=[], rows=rows, notes="")
+    assert measured_rows(saved, "fast") == []  # a plan is about the model's own precision
+    plain = {key: value for key, value in rows[0].items() if key != "precision"}
+    assert len(measured_rows(replace(saved, rows=[plain]), "fast")) == 1
+
+
+def test_8_bits_leave_fewer_bytes_to_read(subject, monkeypatch):
+    monkeypatch.setattr(build, "why_not_eight_bits", lambda device: "")
+    vlm = with_method(subject, "feature_norm", keep=3, dtype=torch.float32)
+    before = measure.read_bytes(vlm)
+    vlm.compile(precision="fp8", text_buckets=(40,), max_new_tokens=1, image_sizes=[(112, 84)])
+    text = vlm.base.config.text_config
+    assert before - measure.read_bytes(vlm) == 3 * (before // 4 - text.hidden_size * text.vocab_size)
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="precision 'int3' is not known; give model or fp8"):
+        settings_of(precision="int3")
 
 
 def settings_of(**changed: Any) -> profile.ProfileSettings:

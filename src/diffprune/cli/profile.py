@@ -62,6 +62,7 @@ def command(
     kernels: Annotated[
         int, typer.Option(min=0, help="At the end, list so many of the slowest kernels of each stage.")
     ] = 0,
+    precision: Annotated[str, typer.Option(help="Of the decoder on the fast path: model, or fp8.")] = "model",
     throughput: Annotated[
         bool, typer.Option("--throughput", help="Instead, a closed loop of requests through the fast path.")
     ] = False,
@@ -154,13 +155,18 @@ def read_settings(given: Mapping[str, Any]) -> ProfileSettings:
     wanted = [path for path in paths.split(",") if path]
     if not wanted or set(wanted) - {"eager", "fast"}:
         raise ValueError(f"paths {paths!r} are not known; give eager, fast or eager,fast")
+    if given["precision"] not in ("model", "fp8"):
+        raise ValueError(f"precision {given['precision']!r} is not known; give model or fp8")
     named = check_methods(given["methods"])
     device = choose_device(given["device"])
     dtype = dtype or ("float16" if device.startswith("cuda") else "float32")
     if dtype not in ("float16", "bfloat16", "float32"):
         raise ValueError(f"dtype {dtype!r} is not known; give float16, bfloat16 or float32")
     return ProfileSettings(
-        **{name: given[name] for name in ("backbone", "random_weights", "runs", "seconds", "decode", "kernels")},
+        **{
+            name: given[name]
+            for name in ("backbone", "random_weights", "runs", "seconds", "decode", "kernels", "precision")
+        },
         tiny=size == "tiny",
         methods=named,
         keeps=parse_budgets(given["keep"]),

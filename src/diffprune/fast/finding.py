@@ -15,12 +15,18 @@ from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
 from diffprune.fast.graphs import is_out_of_memory
 from diffprune.fast.options import NotCompiled
 from diffprune.fast.request import Request, one_budget
+from diffprune.methods.base import ScoringPruner
 from diffprune.types import Budget, Keep
 
 logger = logging.getLogger("diffprune")
 
 ON_HOST = ("input_ids", "attention_mask", "image_grid_thw", "image_sizes")  # what a prompt is laid out from
 STEP = 64  # columns by which a bucket that is made on first use is longer than needed, at most
+
+
+def ranks_and_cuts(method: Any) -> bool:
+    """Whether the method keeps the largest scores and nothing else, so that one ranking serves every budget."""
+    return isinstance(method, ScoringPruner) and type(method).choose is ScoringPruner.choose
 
 
 class Growth:
@@ -78,6 +84,9 @@ class Finding:
             and (is_plain or not fast.vlm.method.is_inside)
         ):
             self._find_choice(request, key, fast.vlm.budget_of(keep), splices=is_plain)
+        elif request.picture is not None and ranks_and_cuts(fast.vlm.method):
+            same = (chooser for own, chooser in fast.choosers.items() if own[:-1] == key)
+            request.ranking = next((chooser for chooser in same if chooser.prune is not None), None)
         elif fast.vlm.method.is_inside:
             raise NotCompiled(
                 "the method drops inside the language model, and pictures of this kind were not compiled for"

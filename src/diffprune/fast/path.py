@@ -22,7 +22,7 @@ from diffprune.fast.options import NotCompiled, read_options
 from diffprune.fast.request import Request
 from diffprune.fast.seal import Seal
 from diffprune.inside.stream import real_first
-from diffprune.ops import take_tokens
+from diffprune.ops import hard_topk, take_tokens
 from diffprune.types import Keep, LMInputs, counts_of_each
 
 logger = logging.getLogger("diffprune")
@@ -124,6 +124,12 @@ class FastPath(Finding, Answering):
             if chooser is not None and chooser.prune is not None:
                 chooser.prune()
                 request.tokens, request.chosen, request.merged = rows, chooser.keep[:images], chooser.kept[:images]
+                return
+            if request.ranking is not None and request.ranking.prune is not None:
+                assert isinstance(request.keep, Sequence)
+                request.ranking.prune()
+                counts = counts_of_each(request.keep, rows.mask, method.rounding)
+                request.tokens, request.chosen = rows, hard_topk(request.ranking.logits[:images], counts)
                 return
             tokens = with_needs(self.backbone, request.batch, replace(rows, seeds=request.batch.seeds), method.needs)
             request.tokens = tokens

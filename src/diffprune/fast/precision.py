@@ -37,8 +37,10 @@ def to_eight_bits(x: Float[Tensor, "M K"]) -> tuple[Tensor, Float[Tensor, "M 1"]
     return (wide / scale).clamp(-LARGEST, LARGEST).to(EIGHT_BITS), scale
 
 
-def scaled_map(linear: Linear) -> Map:
-    """The map in 8 bits; as it is where its widths are none that such a product takes."""
+def scaled_map(linear: Map) -> Map:
+    """The map in 8 bits; as it is where it is so already, or its widths are none that such a product takes."""
+    if isinstance(linear, Scaled):
+        return linear
     weight, bias = linear
     if weight.shape[0] % MULTIPLE or weight.shape[1] % MULTIPLE:
         return linear
@@ -50,7 +52,7 @@ def scaled_product(x: Float[Tensor, "*B K"], linear: Scaled) -> Float[Tensor, "*
     """What the map makes of x, in x's own precision."""
     small, scale = to_eight_bits(x.flatten(0, -2))
     # Rows with scales of their own come out in bfloat16 alone in some versions of torch.
-    out = torch._scaled_mm(
+    out = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]  # there is no public name yet
         small, linear.weight.t(), scale_a=scale, scale_b=linear.scale, out_dtype=torch.bfloat16, use_fast_accum=True
     )
     out = out.to(x.dtype).unflatten(0, x.shape[:-1])

@@ -25,6 +25,7 @@ class Request:
     host: dict[str, Tensor]  # the prompt, on the host
     picture: Picture | None = None
     chooser: Chooser | None = None
+    ranking: Chooser | None = None  # of the same pictures, for its scores: every picture has a budget of its own
     splicer: Splicer | NewlineSplicer | None = None
     tokens: VisualTokens | None = None
     chosen: Tensor | None = None

@@ -5,6 +5,7 @@ What depends on the shape alone (rotary tables, the order of windows, masks) is 
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -21,7 +22,6 @@ from diffprune.backbones.base import Backbone
 from diffprune.backbones.llava_next import LlavaNext
 from diffprune.backbones.llava_onevision import LlavaOnevision
 from diffprune.backbones.prompts import Batch
-from diffprune.ops import pad_rows
 
 
 class Encoded(NamedTuple):
@@ -43,7 +43,8 @@ class BlockParts(NamedTuple):
     activation: Callable[[Tensor], Tensor]
 
 
-# A stack of blocks over B rows of P patches: `stack(index, residual, branch, rotary tables, key mask, attention rows)`.
+Parts = tuple[tuple[int, int], ...]  # what patches attend within: so many parts of a row of that length, in order
+# A stack of blocks over B rows of P patches: `stack(index, residual, branch, rotary tables, parts)`.
 MakeBlocks = Callable[[Sequence[BlockParts], int], Any]
 
 
@@ -131,7 +132,7 @@ class ClipTower:
             for index in range(self.last):
                 if asked and index == self.last - 1:
                     entered = hidden + branch
-                hidden, branch = self.blocks(index, hidden, branch, None, None, len(hidden))
+                hidden, branch = self.blocks(index, hidden, branch, None, ((1, hidden.shape[1]),))
             x = (hidden + branch)[:, self.skip :]
             if not asked:
                 return Encoded(x)
@@ -230,9 +231,9 @@ class ScaledTileTower(ClipTower):
 
 
 class QwenTower:
-    """The tower of Qwen2-VL and Qwen2.5-VL, windows side by side as rows of one attention call.
+    """The tower of Qwen2-VL and Qwen2.5-VL, windows of one length side by side as rows of one attention call.
 
-    Windows at the border of a picture are shorter; they are padded to the longest and their padding is masked.
+    Windows at the border of a picture are shorter: they have calls of their own, so that nothing is padded or masked.
     """
 
     def __init__(self, backbone: QwenVL, make_blocks: MakeBlocks) -> None:
@@ -255,10 +256,9 @@ class QwenTower:
         cos, sin = tower.rotary_pos_emb(batch.features["pixel_values"][:1], places)  # [P, E], raster order
         rotary = (cos.float(), sin.float())
         num_patches = int(grid.prod())
-        index, undo, real = window_layout(backbone, grid, num_patches)
-        windows = len(index)
-        within = tuple(table[index] for table in rotary)  # [windows, M, E]
-        whole = tuple(table.flatten(0, 1)[None] for table in within)
+        order, parts = window_layout(backbone, grid, num_patches)
+        undo, whole = order.argsort(), ((1, num_patches),)
+        turned = tuple(table[order][None] for table in rotary)  # [1, P, E]
         full = backbone.full_blocks
         looked_at = max(full)
         asked = needs & {"cls_attention", "keys"}
@@ -266,19 +266,12 @@ class QwenTower:
         def run(pixels: Tensor) -> Encoded:
             images = len(pixels) // num_patches
             patches = F.linear(pixels.to(weight.dtype), weight).unflatten(0, (images, num_patches))
-            hidden = patches[:, index.flatten()]  # [B, windows * M, W]
+            hidden = patches[:, order]
             branch, entered = torch.zeros_like(hidden), hidden
-            small = tuple(table.repeat(images, 1, 1) for table in within)
-            large = tuple(table.expand(images, -1, -1) for table in whole)
-            mask = None if real is None else real.repeat(images, 1)[:, None, None]
-            mask_whole = None if real is None else real.view(1, 1, 1, -1).expand(images, -1, -1, -1)
             for number in range(len(self.blocks.weights)):
                 if asked and number == looked_at:
                     entered = hidden + branch
-                if number in full:
-                    hidden, branch = self.blocks(number, hidden, branch, large, mask_whole, images)
-                else:
-                    hidden, branch = self.blocks(number, hidden, branch, small, mask, images * windows)
+                hidden, branch = self.blocks(number, hidden, branch, turned, whole if number in full else parts)
             x = (hidden + branch)[:, undo]  # raster order again
             x = x.reshape(images, num_patches // group, -1)
             if not asked:
@@ -302,23 +295,17 @@ class QwenTower:
         return {"grid": sides, "group": group, "coords": places}
 
 
-def window_layout(
-    backbone: QwenVL, grid: Int[Tensor, "1 3"], num_patches: int
-) -> tuple[Int[Tensor, "R M"], Int[Tensor, " P"], Tensor | None]:
-    """Raster index of each patch by window, where each raster patch stands there, and which places are real.
+def window_layout(backbone: QwenVL, grid: Int[Tensor, "1 3"], num_patches: int) -> tuple[Int[Tensor, " P"], Parts]:
+    """Raster index of the patch at each place, window after window, the longest windows first, and their lengths.
 
-    The last is None where all are. Without windows the picture is one.
+    Without windows the picture is one.
     """
-    device = grid.device
     ordered = backbone.window_order(grid)
     if ordered is None:
-        every = torch.arange(num_patches, device=device)
-        return every[None], every, None
-    order, cuts = ordered
-    patches = (order[:, None] * backbone.group + torch.arange(backbone.group, device=device)).flatten()
-    lengths = cuts.diff().tolist()
-    index = pad_rows(patches.split([length for length in lengths if length > 0]), -1)
-    real = index >= 0
-    undo = torch.empty(num_patches, dtype=torch.int64, device=device)
-    undo[index[real]] = real.flatten().nonzero()[:, 0]
-    return index.clamp_min(0), undo, None if bool(real.all()) else real
+        return torch.arange(num_patches, device=grid.device), ((1, num_patches),)
+    groups, cuts = ordered
+    patches = (groups[:, None] * backbone.group + torch.arange(backbone.group, device=grid.device)).flatten()
+    windows = [window for window in patches.split(cuts.diff().tolist()) if len(window)]
+    windows.sort(key=len, reverse=True)
+    lengths = Counter(map(len, windows))
+    return torch.cat(windows), tuple((count, length) for length, count in lengths.items())

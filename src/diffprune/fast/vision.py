@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffprune.fast.decoder import Linear, apply_each, fused, norm_eps, side_by_side
 from diffprune.fast.graphs import num_bytes
-from diffprune.fast.towers import BlockParts, MakeBlocks
+from diffprune.fast.towers import BlockParts, MakeBlocks, Parts
 from diffprune.nn.blocks import position_angles
 from diffprune.nn.scorer import Scorer, merge_groups, pack_segments
 from diffprune.ops import rotate
@@ -102,32 +102,46 @@ def turn(x: Float[Tensor, "R H M E"], cos: Tensor, sin: Tensor) -> Float[Tensor,
     return rotate(x.float(), cos, sin).to(x.dtype)
 
 
+def attend_within(
+    query: Float[Tensor, "B H P E"], key: Float[Tensor, "B H P E"], value: Float[Tensor, "B H P E"], parts: Parts
+) -> Float[Tensor, "B P H E"]:
+    """Attention within each part, parts of one length as rows of one call: none is padded, and no mask is needed."""
+    found, start, images = [], 0, len(query)
+    for count, length in parts:
+        rows = [
+            states[:, :, start : start + count * length].unflatten(2, (count, length)).transpose(1, 2).flatten(0, 1)
+            for states in (query, key, value)
+        ]
+        within = F.scaled_dot_product_attention(rows[0], rows[1], rows[2])  # [B * count, H, length, E]
+        found.append(within.transpose(1, 2).unflatten(0, (images, count)).flatten(1, 2))
+        start += count * length
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
 def vision_block(
     shape: BlockShape,
     residual: Float[Tensor, "B P W"],
     branch: Float[Tensor, "B P W"],
     weights: BlockWeights,
     tables: tuple[Tensor, Tensor] | None,
-    mask: Tensor | None,
-    rows: int,
+    parts: Parts,
 ) -> tuple[Float[Tensor, "B P W"], Float[Tensor, "B P W"]]:
-    """Residual and branch after one block in which patches attend within each of `rows` equal rows.
+    """Residual and branch after one block in which patches attend within each part of their row.
 
     Args:
-        tables: Rotary cosines and sines [rows, M, E].
-        mask: True at keys that are real [rows, 1, 1, M]; None where all are.
-        rows: Rows that attention runs in; B * P patches are spread over them.
+        tables: Rotary cosines and sines [B or 1, P, E].
+        parts: How many parts of which length a row is made of, in order.
     """
     residual = residual + branch
-    images, patches, width = residual.shape
-    x = normalise(residual, weights.norm1).view(rows, -1, width)
+    width = residual.shape[-1]
+    x = normalise(residual, weights.norm1)
     query, key, value = (
         part.unflatten(-1, (shape.heads, -1)).transpose(1, 2) for part in apply_each(x, weights.qkv, [width] * 3)
     )
     if tables is not None:
         query, key = turn(query, *tables), turn(key, *tables)
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    out = F.linear(attended.transpose(1, 2).flatten(-2).view(images, patches, width), *weights.out)
+    attended = attend_within(query, key, value, parts)  # [B, P, H, E]
+    out = F.linear(attended.flatten(-2), *weights.out)
     residual = residual + out
     x = normalise(residual, weights.norm2)
     if not shape.gated:
@@ -170,9 +184,9 @@ class Blocks:
         self._block = compiler(one_block)
 
     def __call__(
-        self, index: int, residual: Tensor, branch: Tensor, tables: Any, mask: Any, rows: int
+        self, index: int, residual: Tensor, branch: Tensor, tables: Any, parts: Parts
     ) -> tuple[Tensor, Tensor]:
-        return self._block(residual, branch, self.weights[index], tables, mask, rows)
+        return self._block(residual, branch, self.weights[index], tables, parts)
 
 
 def scorer_block(block: Any) -> BlockParts:
@@ -223,7 +237,7 @@ class FastScorer:
         def run(x: Tensor) -> Any:
             patches, branch = merge_groups(x, None, width)[0] if self.merges else x.reshape(len(x), -1, width), nothing
             for index in range(len(self.blocks.weights)):
-                patches, branch = self.blocks(index, patches, branch, tables, None, len(patches))
+                patches, branch = self.blocks(index, patches, branch, tables, ((1, patches.shape[1]),))
             return finish(patches, branch, x.shape[1])
 
         return run

@@ -20,9 +20,11 @@ from diffprune.types import Budget
 
 
 def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
-    """Rows of a profile on that path."""
+    """Rows of a profile on that path, in the model's own precision."""
     return [
-        row for row in results.rows if row.get("path") == path and "prefill_ms" in row and row.get("backbone") in SHAPES
+        row
+        for row in results.rows
+        if row.get("path") == path and "prefill_ms" in row and row.get("backbone") in SHAPES and "precision" not in row
     ]
 
 

@@ -154,5 +154,9 @@ def slowest_kernels(call: Callable[[], object], count: int, device: str) -> list
 
 
 def read_bytes(vlm: PrunedVLM) -> int:
-    """Bytes of weights that a prefill has to read."""
-    return decoder_weights(vlm.base.config.text_config) * vlm.base.dtype.itemsize
+    """Bytes of weights that a prefill has to read; where layers are in 8 bits, the head is not."""
+    text, itemsize = vlm.base.config.text_config, vlm.base.dtype.itemsize
+    if vlm.fast is not None and vlm.fast.report.precision == "fp8":
+        head = text.hidden_size * text.vocab_size
+        return decoder_weights(text) - head + head * itemsize
+    return decoder_weights(text) * itemsize

@@ -19,6 +19,7 @@ NOTES = (
     "eager path pruner_ms is the time of their choices, taken out of prefill_ms; on the fast path it is a part of "
     "prefill_ms."
 )
+ABOUT = ("name", "backbone", "method", "keep", "path", "precision")  # what a row is about, beside its sizes
 NOT_RUN = "Not run for want of time: "
 
 
@@ -55,7 +56,7 @@ def save(
 
 def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a row is about."""
-    return tuple(row.get(key) for key in ("name", "backbone", "method", "keep", "path", "batch", "num_text"))
+    return tuple(row.get(key) for key in (*ABOUT, "batch", "num_text"))
 
 
 def read_earlier(path: Path, *, device: str, commit: str | None) -> Results | None:
@@ -73,7 +74,7 @@ def read_earlier(path: Path, *, device: str, commit: str | None) -> Results | No
 
 def in_words(row: Mapping[str, Any]) -> str:
     """What a row is about, for a reader."""
-    where = ", ".join(str(row[key]) for key in ("backbone", "method", "keep", "path") if key in row)
+    where = ", ".join(str(row[key]) for key in ABOUT if row.get(key) is not None)
     return f"{where}, batch {row.get('batch')}, text {row.get('num_text')}"
 
 

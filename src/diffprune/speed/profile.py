@@ -55,6 +55,7 @@ class ProfileSettings:
         decode_methods: Those whose decoding is timed, where it is; all where empty.
         eager_methods: Those that run on the eager path too; all where empty.
         kernels: Slowest kernels of prefill, encoder and pruner to list in each row, at the end, as far as time allows.
+        precision: Of the decoder's linear maps on the fast path, see `CompileOptions`.
     """
 
     backbone: str
@@ -75,6 +76,7 @@ class ProfileSettings:
     decode_methods: Sequence[str] = ()
     eager_methods: Sequence[str] = ()
     kernels: int = 0
+    precision: str = "model"
 
     def decodes(self, method: str) -> bool:
         """Whether that method's decoding is timed."""
@@ -141,6 +143,7 @@ def planned(settings: ProfileSettings) -> list[dict[str, Any]]:
             "path": path,
             "batch": batch,
             "num_text": num_text,
+            **({"precision": settings.precision} if path == "fast" and settings.precision != "model" else {}),
         }
         for path in eager_first(settings.paths)
         for batch in settings.batches
@@ -219,7 +222,12 @@ def make_ready(
     start = time.perf_counter()
     decode = settings.decodes(head["method"])
     weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], decode=decode)
-    return vlm, {"compile_s": time.perf_counter() - start}
+    report, compiled = vlm.fast.report, {"compile_s": time.perf_counter() - start}
+    if settings.precision == "model":
+        return vlm, compiled
+    if report.precision != settings.precision:
+        raise ValueError(f"precision {settings.precision!r} is none that this device has; leave --precision out")
+    return vlm, compiled | {"logit_error": report.logit_error}
 
 
 def kernels_of(
@@ -259,6 +267,7 @@ class FastWeights:
             batch_sizes=tuple(batches),
             text_buckets=tuple({text_bucket(text, settings.text_buckets or TEXT_BUCKETS) for text in texts}),
             image_sizes=(settings.image,),
+            precision=settings.precision,
             max_new_tokens=DECODE_WARM_UP + DECODE_STEPS + 2 if decode else 1,
             **options,
         )
