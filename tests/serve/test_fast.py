@@ -40,7 +40,14 @@ def test_compiled_rows_say_what_the_reference_path_says() -> None:
         assert (ours.path, wanted.path, ours.counts.kept) == ("fast", "eager", kept)
 
 
-def test_what_is_drawn_goes_the_other_way() -> None:
-    jobs = [{"prompt": TEXT, "pictures": [tiny.picture(1)], "wish": Wish(max_tokens=3, temperature=1.0, seed=1)}]
-    (told,) = answers(compiled("llava", "divprune", keep=5), jobs)
-    assert told[-1].path == "eager" and told[-1].num_tokens == 3
+def test_what_is_drawn_by_one_seed_is_the_same_on_both_paths() -> None:
+    jobs: list[dict[str, Any]] = [
+        {"prompt": TEXT, "pictures": [tiny.picture(1)], "wish": Wish(max_tokens=5, temperature=1.0, seed=1)},
+        {"prompt": TEXT, "pictures": [tiny.picture(2)], "wish": Wish(max_tokens=5)},
+        {"prompt": TEXT, "pictures": [tiny.picture(3)], "wish": Wish(max_tokens=3, temperature=0.7, top_p=0.9, seed=2)},
+    ]
+    fast = answers(compiled("llava", "divprune", keep=5, batch_sizes=(1, 4)), jobs)
+    slow = answers(pruned("llava", "divprune", keep=5), jobs)
+    for one, other in zip(fast, slow, strict=True):
+        assert one[-1].text == other[-1].text and one[-1].num_tokens == other[-1].num_tokens
+        assert (one[-1].path, other[-1].path) == ("fast", "eager")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.backbones.prompts import Batch
@@ -63,8 +63,12 @@ def _compiled(
     streamer: RowStreamer,
     longest: int,
 ) -> None:
-    if any(row.draws for row in rows):
-        raise NotCompiled("a token is drawn, not chosen")
+    drawn = DrawnTokens(rows)
+
+    def draw(logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
+        return drawn(torch.zeros(len(rows), 0, dtype=torch.int64), logits).argmax(-1)
+
+    choose = draw if any(row.draws for row in rows) else None
     with vlm.fast.turn():
         request = vlm.fast.start(batch, keep=keep)
         tokens = None if request.tokens is None else request.tokens.take(range(batch.num_images))
@@ -74,8 +78,8 @@ def _compiled(
         text = (real & (ids != vlm.backbone.image_token_id)).sum(-1)
         _note(rows, "fast", count_tokens(vlm, batch, tokens, k, text + kept))
         streamer.put(ids)
-        for token in vlm.fast.tokens(request, longest):
-            streamer.put(token)
+        for token in vlm.fast.tokens(request, longest, choose):
+            streamer.put(token.cpu())
             if streamer.is_over:
                 break
         streamer.end()
