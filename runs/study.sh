@@ -50,8 +50,8 @@ else
     : "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456 789 1011}" "${FEW_SEEDS:=42 123 456}"
     : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP=256,192,96,48,24}"
     : "${MANY=visionselector glimpse_prune dynamic_llava}" "${FEW=oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked}"
-    : "${JOBS:=16}" "${EVAL_JOBS:=16}" "${EVAL_BATCH:=512}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
-    : "${EVAL_LIMIT:=300}" "${GROUP:=4}" "${ABLATION_KEEP:=$KEEP}"
+    : "${JOBS:=16}" "${EVAL_JOBS:=14}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
+    : "${EVAL_LIMIT:=300}" "${GROUP:=7}" "${ABLATION_KEEP:=$KEEP}"
 fi
 : "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
 : "${ABLATIONS=diffprune-scale diffprune-global diffprune-scale-paper diffprune-global-paper}"
@@ -160,19 +160,17 @@ PYTHON
 asked() { echo --tasks "$world" --questions "$QUESTIONS" --keep "$KEEP"; }
 
 evaluations() {
-    local name found=() place keep seed throttled
+    local name found=() place keep seed throttled learned="$MANY $FEW"
     # The longest first.
     [ -n "$named" ] || [ -z "$OTHER_KEEP" ] || evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
         --methods diffprune-diverse,random --seeds 0
+    # What shares a process shares a run of the full model, which costs as much as six budgets of a method.
     for seed in $SEEDS; do
-        # Throttled answers take the whole prefix; what shares a seed shares a run of the full model.
-        # shellcheck disable=SC2046
+        # Throttled answers take the whole prefix.
         case " $FEW_SEEDS " in *" $seed "*) throttled=${THROTTLED:+--throttled} ;; *) throttled= ;; esac
-        evaluate "diffprune@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune)" --methods diffprune-diverse $throttled
+        found=("$(SEEDS=$seed trained diffprune)" "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)")
         # shellcheck disable=SC2046
-        evaluate "paper@$seed" $(asked) --pruner "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)" $throttled
-        # shellcheck disable=SC2046
-        evaluate "gumbel@$seed" $(asked) --pruner "$(SEEDS=$seed trained gumbel_ste)"
+        evaluate "ours@$seed" $(asked) --pruner "$(commas "${found[@]}")" ${found[0]:+--methods diffprune-diverse} $throttled
     done
     for seed in $FEW_SEEDS; do
         found=()
@@ -185,7 +183,8 @@ evaluations() {
     # shellcheck disable=SC2046
     [ -n "$named" ] || evaluate dedicated $(asked) --pruner "$(commas "${found[@]}")"
     # Other learned methods and those without training, a few to a process.
-    for name in $(outside $MANY $FEW); do # the seeds of one method stay together
+    case " $SCORERS " in *" gumbel_ste "*) learned="gumbel_ste $learned" ;; esac
+    for name in $(outside $learned); do # the seeds of one method stay together
         # shellcheck disable=SC2046
         evaluate "learned-$name" $(asked) --pruner "$(trained "$name")"
     done
@@ -249,16 +248,17 @@ join() { # name, options; files of evaluations that are not there are passed ove
 }
 
 tables() {
-    local ours=('diffprune@*' 'paper@*' 'gumbel@*') others=('learned-*' 'free-*') first
+    local first
     first=diffprune-diverse,diffprune,${THROTTLED:+diffprune-throttled,}diffprune-paper,${THROTTLED:+diffprune-paper-throttled,}
-    join "${world}_main$named" "${ours[@]}" "${others[@]}" -- --versus diffprune-diverse --methods "${first}gumbel_ste,random,*"
+    join "${world}_main$named" 'ours@*' 'learned-*' 'free-*' -- --versus diffprune-diverse --methods "${first}gumbel_ste,random,*"
     if [ -z "$named" ]; then
-        join "${world}_methods" "${ours[@]}" "${others[@]}" -- --versus diffprune \
+        join "${world}_methods" 'ours@*' 'learned-*' 'free-*' -- --versus diffprune \
             --methods 'random,*' --without diffprune-throttled,diffprune-paper-throttled
         join "${world}_random" 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
-        join "${world}_ablation" "${ours[@]}" 'ablations@*' -- --versus diffprune --keep "$ABLATION_KEEP" \
+        join "${world}_ablation" 'ours@*' learned-gumbel_ste 'ablations@*' -- --versus diffprune --keep "$ABLATION_KEEP" \
             $([ "$world" != scenes ] || echo "--also $four") --without diffprune-throttled
-        join "${world}_any_budget" 'diffprune@*' dedicated any -- --versus diffprune-dedicated --without diffprune-throttled
+        join "${world}_any_budget" 'ours@*' dedicated any -- --versus diffprune-dedicated \
+            --without diffprune-throttled,diffprune-paper,diffprune-paper-throttled
     fi
     [ "$world" != scarce ] || "$python" -m diffprune_lab.scarce.digest "$out"/scarce_*.json # the frozen world's, in every row
 }
