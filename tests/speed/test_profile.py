@@ -189,7 +189,7 @@ def settings_of(**changed: Any) -> profile.ProfileSettings:
     options: dict[str, Any] = dict(
         backbone="llava-1.5-7b", random_weights=True, size="tiny", methods="full", keep="64", text="40,100",
         batch="1,32", paths="eager,fast", image="336x336", dtype="", device="cpu", runs=30, text_buckets="",
-        seconds=60.0, decode=True, decode_methods="", eager_methods="", kernels=0,
+        seconds=60.0, decode=True, decode_methods="", eager_methods="", kernels=0, precision="model",
     )  # fmt: skip
     return read_settings({**options, **changed})
 
