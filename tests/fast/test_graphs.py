@@ -22,8 +22,8 @@ class MadeUpDevice:
         self.fails_at_the_end = False
 
     @contextmanager
-    def capture(self, graph: object, pool: Any) -> Iterator[None]:
-        assert not gc.isenabled()
+    def capture(self, graph: object, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        assert not gc.isenabled() and capture_error_mode == "thread_local"  # other threads may use the device meanwhile
         self.pools.append(pool)
         self.stream = "capture"
         yield

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffprune.fast import buckets
+from diffprune.fast import buckets, build
 from tests import tiny
 from tests.fast.compiled import QUESTIONS, answer, compiled, reference
 
@@ -90,6 +90,34 @@ def test_without_room_for_a_new_bucket_one_sentence_says_so_and_the_reference_pa
     assert "the prompt is longer than the 69 columns compiled for" in second
 
 
+def test_a_splice_that_cannot_be_made_is_the_reference_code_s(sayings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = compiled("llava", "feature_norm", on_demand=4)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the capture failed")
+
+    monkeypatch.setattr(build.Builder, "make_splicer", broken)
+    long = "why " * 60
+    for _ in range(2):
+        assert torch.equal(answer(vlm, [tiny.picture(1)], long), reference(vlm, [tiny.picture(1)], long))
+    assert sayings()[0] == "a new shape cannot be compiled and runs as without compile(): the capture failed"
+
+
+def test_no_more_shapes_are_tried_than_may_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm, tried = compiled("llava", "feature_norm", on_demand=2), []
+
+    def broken(*arguments: Any) -> None:
+        tried.append(arguments)
+        raise RuntimeError("the capture failed")
+
+    monkeypatch.setattr(build.Builder, "add_chooser", broken)
+    for keep in (2, 3, 4, 6):
+        assert torch.equal(
+            answer(vlm, [tiny.picture(1)], "what?", keep=keep), reference(vlm, [tiny.picture(1)], "what?", keep=keep)
+        )
+    assert len(tried) == 2
+
+
 @pytest.mark.parametrize("method", ["diffprune", "feature_norm", "random", "tome"])
 @pytest.mark.parametrize("family", ["llava", "llava_next"])
 def test_several_pictures_of_a_prompt_are_encoded_and_chosen_by_graphs(family: str, method: str, sayings: Any) -> None:
@@ -100,6 +128,7 @@ def test_several_pictures_of_a_prompt_are_encoded_and_chosen_by_graphs(family: s
     assert (run.chooser is not None and run.chooser.prune is not None) == (
         method in ("diffprune", "feature_norm", "tome")
     )
+    assert run.kept is not None and len(run.kept) == 2  # of each picture, though there is one prompt
     for images, text in ((rows[:1], ["what are these?"]), (rows, ["what are these?", "hello", "what?"])):
         assert torch.equal(answer(vlm, images, text), reference(vlm, images, text))
     assert sayings() == []

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffprune.fast import build
+from diffprune.fast import build, verify
 from diffprune.fast.decoder import apply
 from diffprune.fast.precision import LARGEST, Scaled, scaled_map, to_eight_bits, why_not_eight_bits
 from tests import tiny
@@ -80,6 +80,18 @@ def test_an_unknown_precision_is_refused() -> None:
 def eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in 8 bits on this device too, where they are exact and slow."""
     monkeypatch.setattr(build, "why_not_eight_bits", lambda device: "")
+
+
+@pytest.mark.usefixtures("eight_bits")
+@pytest.mark.parametrize("error", [float("nan"), 0.7])
+def test_logits_that_no_rounding_explains_are_not_used(
+    error: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(verify, "logit_error", lambda *_: error)
+    with caplog.at_level(logging.WARNING, logger="diffprune"):
+        vlm = compiled("llava", "feature_norm", precision="fp8")
+    assert f"precision='fp8' is left out, and the model's own is used: logits are off by {error:.2g}" in caplog.text
+    assert vlm.fast.report.precision == "float32" and not isinstance(vlm.fast.decoder.weights.layers[0].out, Scaled)
 
 
 @pytest.mark.usefixtures("eight_bits")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from diffprune.backbones.prompts import Batch
+from diffprune.cli.main import main
 from diffprune.results import check_rows, read_results
 from diffprune.speed import profile, throughput
 from tests.clock import FakeClock
@@ -50,3 +51,11 @@ def test_a_long_loop_ends_when_its_time_is_over(monkeypatch):
     monkeypatch.setattr(throughput, "LOOP_SECONDS", 4.0)
     rounds = throughput.closed_loop(lambda batch: clock.advance(0.5), [Batch(features={})], "cpu")
     assert len(rounds) == 8
+
+
+def test_a_loop_in_8_bits_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["profile", "--backbone", "llava-1.5-7b", "--random-weights", "--size", "tiny", "--throughput"]
+    with pytest.raises(SystemExit, match="2"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["diffprune", *words, "--precision", "fp8"])
+        main()
+    assert "--throughput measures the model's own precision; leave --precision out" in capsys.readouterr().err

@@ -51,11 +51,16 @@ class Job(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A job that was started, as a process that leads a group of its own."""
+    """A job that was started, as a process that leads a group of its own.
+
+    Args:
+        process: Of a program; held, for one that is forgotten is waited for by `subprocess` itself.
+    """
 
     job: Job
     pid: int
     start: float
+    process: "subprocess.Popen[bytes] | None" = None
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -127,7 +132,7 @@ def start(job: Job, work: Path, *, forking: bool) -> Running:
         return Running(job, fork(lambda: own_command(job.command[3:]), log), time.monotonic())
     with log.open("w") as file:
         process = subprocess.Popen(job.command, stdout=file, stderr=subprocess.STDOUT, process_group=0)
-    return Running(job, process.pid, time.monotonic())
+    return Running(job, process.pid, time.monotonic(), process)
 
 
 def end(running: Running, number: int) -> None:

@@ -53,6 +53,13 @@ def test_own_commands_are_forks_and_each_has_its_log_and_its_code(tmp_path: Path
     assert "bad failed (2): diffprune: " in output and "other failed (3): from bash" in output
 
 
+def test_many_short_programs_are_each_waited_for_once(tmp_path: Path) -> None:
+    ran = start(tmp_path, *(f"job{number} 200 true" for number in range(40)), at_once=8)
+    output, _ = ran.communicate(timeout=PATIENCE)
+    assert ran.returncode == 0 and len(status(tmp_path)) == 40, output
+    assert set(status(tmp_path).values()) == {"code 0"}
+
+
 def test_what_was_started_ends_with_it(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     ran = start(tmp_path, f"one 200 bash -c 'sleep 200 & echo $! >{told}.new; mv {told}.new {told}; wait'")

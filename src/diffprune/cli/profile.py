@@ -95,6 +95,8 @@ def command(
     from diffprune.speed import throughput as loop
 
     settings = read_settings(given)
+    if throughput and precision != "model":
+        raise ValueError("--throughput measures the model's own precision; leave --precision out")
     for path in (out, figure):
         if path is not None:
             require_file(path)
@@ -145,6 +147,7 @@ def read_settings(given: Mapping[str, Any]) -> ProfileSettings:
     """The command's options as settings, each checked before anything is built."""
     import torch
 
+    from diffprune.fast.precision import PRECISIONS
     from diffprune.speed.profile import ProfileSettings
     from diffprune.speed.subject import check_methods, picture_size
     from diffprune.types import parse_budgets
@@ -155,8 +158,8 @@ def read_settings(given: Mapping[str, Any]) -> ProfileSettings:
     wanted = [path for path in paths.split(",") if path]
     if not wanted or set(wanted) - {"eager", "fast"}:
         raise ValueError(f"paths {paths!r} are not known; give eager, fast or eager,fast")
-    if given["precision"] not in ("model", "fp8"):
-        raise ValueError(f"precision {given['precision']!r} is not known; give model or fp8")
+    if given["precision"] not in PRECISIONS:
+        raise ValueError(f"precision {given['precision']!r} is not known; give {' or '.join(PRECISIONS)}")
     named = check_methods(given["methods"])
     device = choose_device(given["device"])
     dtype = dtype or ("float16" if device.startswith("cuda") else "float32")

@@ -201,7 +201,8 @@ def run_own(
         if fast:
             try:
                 sizes = sorted({1, settings.batch})
-                vlm.compile(batch_sizes=sizes, max_new_tokens=settings.max_new_tokens)
+                # No client's odd size is to make all others wait for a compiler.
+                vlm.compile(batch_sizes=sizes, max_new_tokens=settings.max_new_tokens, on_demand=0)
             except ValueError as reason:
                 announce(f"{reason}. Requests run as without --fast.")
         serve(vlm, settings, name=name, made=made, on_ready=ready)

@@ -20,7 +20,7 @@ from diffprune.fast.decoder import Decoder, Unsupported, in_eight_bits, read_dec
 from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory
 from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import CompileOptions, CompileReport
-from diffprune.fast.pictures import Chooser, Picture, Splicer
+from diffprune.fast.pictures import Chooser, Picture, Splicer, repeat_batch
 from diffprune.fast.precision import why_not_eight_bits
 from diffprune.fast.towers import BlockParts, Tower, tower_class
 from diffprune.fast.vision import Blocks, FastScorer
@@ -110,6 +110,10 @@ class Builder:
         with self.timed("weights"):
             before, self.decoder = self.decoder, Decoder(in_eight_bits(self.decoder.weights), self.compiler)
             self.logit_error = verify.logit_error(self.backbone, self.decoder, before, self.store)
+        if not self.logit_error < verify.TOO_FAR:  # NaN too
+            reason = f"logits are off by {self.logit_error:.2g}"
+            self.vlm._say_once(f"precision='fp8' is left out, and the model's own is used: {reason}")
+            self.decoder, self.precision, self.logit_error = before, "model", None
 
     @contextmanager
     def making(self) -> Iterator[None]:
@@ -336,8 +340,12 @@ class Builder:
 
     def encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
         """Whether the compiled tower gives the stock tower's features; reported once where it does not."""
+        noisy = verify.noisy_pixels(
+            batch
+        )  # of a grey picture all patches and tiles are alike, and no mistake would show
+        picture.pixels.copy_(noisy.features["pixel_values"])
         picture.encode()
-        if verify.close(picture.encoded.x, self.vlm.encode(batch).x, limit=verify.MISTAKE):
+        if verify.close(picture.encoded.x, self.vlm.encode(noisy).x, limit=verify.MISTAKE):
             return True
         self.vlm._say_once(
             f"torch.compile gives other features for {picture.batch} x {picture.num_tokens} visual tokens than the "
@@ -352,11 +360,11 @@ class Builder:
             return None
         if self.scorer is not None and isinstance(method, ScoringPruner | DiffPruneDiverse):
             score, probe = self.scorer.fix(tokens), verify.varied(tokens)
-            if verify.close(score(probe.x), method.score(probe), limit=verify.rounding(self.dtype)):
+            by_hidden = isinstance(method, DiffPruneDiverse) and method.options.features == "scorer"
+            read = self.scorer.fix_both(tokens) if by_hidden else lambda x: (score(x), None)
+            if verify.close(read(probe.x)[0], method.score(probe), limit=verify.rounding(self.dtype)):
                 if isinstance(method, ScoringPruner):
                     return choose_by_score(score, k, self.vision_compiler)
-                by_hidden = method.options.features == "scorer"
-                read = self.scorer.fix_both(tokens) if by_hidden else lambda x: (score(x), None)
                 return choose_diverse(read, method, tokens, k, self.vision_compiler)
         if "text" in method.needs or not method.is_exact:
             return None
@@ -380,17 +388,3 @@ class Builder:
         if not alone or (self.capture and not verify.capturable(choose, tokens.x, k, warn=self.vlm._say_once)):
             return None
         return choose
-
-
-def repeat_batch(batch: Batch, times: int) -> Batch:
-    """One prompt and its picture several times."""
-    features = {
-        key: value.repeat(times, *[1] * (value.ndim - 1)) if isinstance(value, Tensor) else value
-        for key, value in batch.features.items()
-    }
-    return Batch(
-        features=features,
-        row_of_image=tuple(range(times)),
-        sizes=batch.sizes * times,
-        seeds=batch.seeds * times,
-    )

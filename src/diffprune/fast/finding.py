@@ -38,12 +38,17 @@ class Growth:
     """
 
     def __init__(self, parts: Builder, limit: int) -> None:
-        self.parts, self.left = parts, limit
+        self.parts, self.left, self.limit = parts, limit, limit
         self.refused: set[tuple[Any, ...]] = set()
+        self.odd: set[tuple[int, ...]] = set()  # pixels that the processor would not make of a picture of that size
 
-    def make(self, key: tuple[Any, ...], build: Callable[[], None]) -> bool:
-        """Whether the part was made; where it could not, one sentence says why, once."""
-        if self.left < 1 or key in self.refused:
+    def make(self, key: tuple[Any, ...], build: Callable[[], None], *, counts: bool = True) -> bool:
+        """Whether the part was made; where it could not, one sentence says why, once.
+
+        Args:
+            counts: Among those of which there may be so many; as many again may fail.
+        """
+        if (counts and self.left < 1) or len(self.refused) >= self.limit or key in self.refused:
             return False
         start, problem = time.perf_counter(), ""
         try:
@@ -59,7 +64,7 @@ class Growth:
                 torch.cuda.empty_cache()
             self.parts.vlm._say_once(f"a new shape cannot be compiled and runs as without compile(): {problem}")
             return False
-        self.left -= 1
+        self.left -= counts
         logger.info("compiled for %s in %.1f s; %d more may be", key, time.perf_counter() - start, self.left)
         return True
 
@@ -93,10 +98,10 @@ class Finding:
             )
         return request
 
-    def _grow(self, key: tuple[Any, ...], build: Callable[[], None]) -> bool:
+    def _grow(self, key: tuple[Any, ...], build: Callable[[], None], *, counts: bool = True) -> bool:
         """Whether a part that is missing was made."""
         growth: Growth | None = getattr(self, "growth", None)
-        return growth is not None and growth.make(key, build)
+        return growth is not None and growth.make(key, build, counts=counts)
 
     def _can_grow(self) -> bool:
         growth: Growth | None = getattr(self, "growth", None)
@@ -139,12 +144,13 @@ class Finding:
     def _make_picture(self, key: tuple[int, ...], batch: Batch) -> bool:
         """Whether an encoder of such pictures could be made."""
         fast: Any = self
-        if not batch.sizes or not self._can_grow():
+        if not batch.sizes or not self._can_grow() or key in fast.growth.odd:
             return False
         parts = fast.growth.parts
         sample = parts.sample(batch.sizes[0])
         if (key[0], *fast.tower.key(sample, sample.features)) != key:
-            return False  # pixels that the processor would not make of a picture of that size
+            fast.growth.odd.add(key)
+            return False
         return self._grow(("picture", *key), lambda: parts.add_picture(fast.tower, sample, key))
 
     def _find_choice(self, request: Request, key: tuple[int, ...], budget: Budget, *, splices: bool) -> None:
@@ -201,9 +207,8 @@ class Finding:
             if not self._grow(("bucket", key[0], length), lambda: parts.add_bucket(key[0], length, cuts)):
                 return None
             near = [bucket for bucket in fast.buckets if fits(bucket) and bucket.length == length]
-        with parts.making():
-            parts.add_splicer(key, k, near[0])
-        return near[0]
+        made = self._grow(("splice", *key, k, *near[0].key), lambda: parts.add_splicer(key, k, near[0]), counts=False)
+        return near[0] if made else None
 
     def _room_for(self, text: int) -> int:
         """Columns for that text: the next larger number named to `compile`, or a multiple of `STEP`."""

@@ -27,7 +27,8 @@ def capturing(pool: Any = None) -> Iterator[Any]:
     gc.disable()
     try:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Shapes are also captured between requests, when other threads may ask the device for memory.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield graph
     finally:
         torch.cuda.set_stream(stream)

@@ -52,6 +52,7 @@ class FastPath(Finding, Answering):
         self.choosers, self.splicers = parts.choosers, parts.splicers
         self.miscompiled, self.precision = parts.miscompiled, parts.precision
         self.reported: set[str] = set()  # stages for which a shape outside what was compiled was reported
+        parts.options = replace(parts.options, share=None)  # the other's graphs are not to live on here
         self.growth: Growth | None = Growth(parts, parts.options.on_demand)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from diffprune.backbones.prompts import Batch
 from diffprune.fast.buckets import Bucket
 from diffprune.fast.choice import Choose
 from diffprune.fast.graphs import Stage
@@ -190,3 +191,17 @@ class Splicer:
             staging[row, length * (axes + 1) : -2] = where[:, first : first + tokens].flatten()
             staging[row, -2], staging[row, -1] = first, width - 1
         self.layout.copy_(staging, non_blocking=True)
+
+
+def repeat_batch(batch: Batch, times: int) -> Batch:
+    """One prompt and its picture several times."""
+    features = {
+        key: value.repeat(times, *[1] * (value.ndim - 1)) if isinstance(value, Tensor) else value
+        for key, value in batch.features.items()
+    }
+    return Batch(
+        features=features,
+        row_of_image=tuple(range(times)),
+        sizes=batch.sizes * times,
+        seeds=batch.seeds * times,
+    )

@@ -61,8 +61,8 @@ class Request:
 
     @property
     def kept(self) -> Int[Tensor, "B K"] | None:
-        """Raster indices of the kept tokens."""
-        return self.chosen if self.chooser is None else self.chooser.keep[: self.rows]
+        """Raster indices of the kept tokens of each picture."""
+        return self.chosen if self.chooser is None else self.chooser.keep[: self.batch.num_images]
 
 
 def one_budget(vlm: Any, keep: Keep | None, num_images: int) -> Keep:

@@ -21,6 +21,7 @@ PROBE = "What does the sign say?"
 # Compiled against plain: convolutions in float32 may run in TF32, so less than in `rounding` is asked; what a compiler
 # gets wrong is off by whole deviations.
 MISTAKE = 5e-2
+TOO_FAR = 0.5  # of logits in 8 bits: beyond that it is no rounding
 
 
 class Miscompiled(RuntimeError):
@@ -143,6 +144,13 @@ def same_logits(bucket: Bucket, compiled: Stage, plain: Callable[[], None]) -> b
 
 
 # The choice of tokens ------------------------------------------------------------------------------------------------
+
+
+def noisy_pixels(batch: Batch) -> Batch:
+    """The batch with noise for pictures, so that no two patches, windows or tiles are alike."""
+    pixels = batch.features["pixel_values"]
+    noise = torch.randn(pixels.shape, generator=torch.Generator().manual_seed(0)).to(pixels)
+    return replace(batch, features={**batch.features, "pixel_values": noise})
 
 
 def varied(tokens: VisualTokens) -> VisualTokens:
