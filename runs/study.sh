@@ -13,14 +13,16 @@
 #
 # What is trained and answered lies in WORK (out/study), with a log for each process and what became of it in
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
-# OUT/answers.tgz has the answers, so that tables can be joined again anywhere. A stage that is run again does what is
-# missing.
-# Settings: STEPS, BATCH, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION;
-# SCORERS (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW
-# (other learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled
-# answers, else of FEW_SEEDS), OTHER_KEEP (empty: no table of any budget), EXTRA (overrides of every training), FROM (scorers.tgz of an earlier OUT, where WORK has no
-# scorers: our own), ANSWERS (answers.tgz of earlier OUTs: what they hold is not asked again, and `join` takes it too, so
-# that a table too long for one call is made in several that each train and answer a part); MPS=1 lets processes share the GPU at the same time, where it has a daemon for it.
+# OUT/answers.tgz (in pieces of 15 MiB, .00 and so on) has the answers, so that tables can be joined again anywhere. A
+# stage that is run again does what is missing.
+# Settings: STEPS, BATCH, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION; SCORERS
+# (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW (other
+# learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled answers,
+# else of FEW_SEEDS), OTHER_KEEP (empty: no table of any budget), EXTRA (overrides of every training), FROM (scorers.tgz
+# of an earlier OUT, without .00, where WORK has no scorers: our own), ANSWERS (answers.tgz of earlier OUTs, without
+# .00: what they hold is not asked again, and `join` takes it too, so that a table too long for one call is made in
+# several that each train and answer a part); MPS=1 lets processes share the GPU at the same time, where it has a daemon
+# for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
@@ -60,8 +62,8 @@ fi
 # Four kinds of task of the paper's ablations.
 four=scenes/gqa,scenes/mmbench,scenes/pope,scenes/mme
 mkdir -p "$work"/{train,logs,jobs} "$work/$answers" "$out"
-for file in ${ANSWERS:-}; do tar -xzf "$file" -C "$work" "$answers" || exit 1; done
-if [ -n "${FROM:-}" ] && [ -z "$(ls -A "$work/train")" ]; then tar -xzf "$FROM" -C "$work" || exit 1; fi
+for file in ${ANSWERS:-}; do cat "$file"* | tar -xz -C "$work" "$answers" || exit 1; done
+if [ -n "${FROM:-}" ] && [ -z "$(ls -A "$work/train")" ]; then cat "$FROM"* | tar -xz -C "$work" || exit 1; fi
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
@@ -263,13 +265,21 @@ tables() {
     [ "$world" != scarce ] || "$python" -m diffprune_lab.scarce.digest "$out"/scarce_*.json # the frozen world's, in every row
 }
 
+pieces() { # file, arguments of tar: packed in pieces of 15 MiB, .00 and so on
+    local file=$1
+    shift
+    rm -f "$file"*
+    tar -cz -C "$work" "$@" | split -b 15M -d - "$file."
+}
+
 pack() {
     cp "$work/status.txt" "$out/" 2>/dev/null
-    tar -czf "$out/answers$named.tgz" -C "$work" "$answers" logs
+    pieces "$out/answers$named.tgz" "$answers" logs
     # The scorers worth keeping, without their checkpoints.
     (cd "$work" && find train -name model.safetensors -path "train/diffprune-[0-9]*" -print \
-        -o -name config.json -path "train/diffprune-[0-9]*" -print -o -name run.yaml -print -o -name metrics.jsonl -print) |
-        tar -czf "$out/scorers.tgz" -C "$work" -T -
+        -o -name config.json -path "train/diffprune-[0-9]*" -print -o -name run.yaml -print -o -name metrics.jsonl -print) \
+        >"$work/kept.txt"
+    pieces "$out/scorers.tgz" -T "$work/kept.txt"
     ls -l "$out"
 }
 
