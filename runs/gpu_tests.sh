@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Every test that needs a GPU, in parts side by side.
 #
-#   runs/gpu_tests.sh OUT [SHARDS]
+#   runs/gpu_tests.sh OUT [SHARDS [tests/fast ...]]
 #
 # OUT/gpu_tests.txt gets what failed and the counts; the exit code is 0 where all passed. What is under way lies in
 # WORK (out/gpu_tests). SECONDS_LEFT ends it (540 where nothing else is said).
 set -uo pipefail
 
-out=$1 shards=${2:-8}
+out=$1 shards=${2:-8} wanted=("${@:3}")
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 work=${WORK:-out/gpu_tests}
@@ -21,7 +21,7 @@ mkdir -p "$work" "$out"
 
 # Without the options of pyproject.toml: a GPU image may lack beartype, which checks shapes, and what other tests import.
 pytest="$python -m pytest -o addopts= --import-mode=importlib -q -m gpu"
-$pytest --collect-only --continue-on-collection-errors >"$work/collect.log" 2>&1
+$pytest --collect-only --continue-on-collection-errors ${wanted[@]+"${wanted[@]}"} >"$work/collect.log" 2>&1
 grep :: "$work/collect.log" | grep -v '^ERROR' >"$work/all.txt"
 [ -s "$work/all.txt" ] || { echo "no test was collected: $(tail -n 1 "$work/collect.log")" >&2; exit 1; }
 for ((shard = 0; shard < shards; shard++)); do

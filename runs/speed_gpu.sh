@@ -8,7 +8,7 @@
 #   SIZE="--size tiny --device cpu" runs/speed_gpu.sh out/tiny abc1234 llava next qwen batch     on a CPU, in small
 #
 # Parts: tests llava fp8 next qwen batch training. Each has its own time (seconds in brackets below) and writes a row as
-# soon as it is there; what fails does not stop the rest. OUT gets tests.txt, ttft_speed.json, ttft_next.json,
+# soon as it is there; what fails does not stop the rest. OUT gets gpu_tests.txt, ttft_speed.json, ttft_next.json,
 # ttft_qwen_speed.json, fp8.json and train_7b.json.
 set -uo pipefail
 
@@ -32,34 +32,10 @@ profile() { # seconds, options
         grep -aE "ms |rror|not run" | cut -c1-200
 }
 
-run_tests() { # name, what pytest is given
-    local name=$1
-    shift
-    timeout 220 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short --show-capture=no \
-        -rf -m gpu "$@" >"$scratch/tests_$name.txt" 2>&1
-}
-
 run_part() {
     case $1 in
-    tests) # [220] Side by side: most of their time goes into compiling on the CPU.
-        local files name
-        files=$(cd tests/fast && ls test_*_gpu.py)
-        for name in $files; do
-            case $name in
-            test_graphs_gpu.py | test_prompts_gpu.py) ;; # in pieces, below
-            *) run_tests "${name%.py}" "tests/fast/$name" & ;;
-            esac
-        done
-        for name in llava qwen; do
-            run_tests "prompts_$name" tests/fast/test_prompts_gpu.py -k "$name" &
-        done
-        for name in diffprune feature_norm holov "not diffprune and not feature_norm and not holov"; do
-            run_tests "graphs_$(echo "$name" | cut -d' ' -f1)" tests/fast/test_graphs_gpu.py -k "$name" &
-        done
-        wait
-        cat "$scratch"/tests_*.txt >"$out/tests.txt"
-        tail -qn 1 "$scratch"/tests_*.txt
-        grep -ahE "^(FAILED|ERROR|E  )" "$out/tests.txt" | cut -c1-200 | head -n 40
+    tests) # [220]
+        SECONDS_LEFT=220 runs/gpu_tests.sh "$out" 8 tests/fast
         ;;
     llava) # [70] LLaVA-1.5-7B, 576 to 64: top-K and the diverse choice.
         profile 70 --backbone llava-1.5-7b --methods full,diffprune,diffprune-diverse --keep 64 --out "$out/ttft_speed.json"

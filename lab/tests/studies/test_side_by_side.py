@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from diffprune_lab.studies.side_by_side import read_jobs
+from lab.tests.test_runs import is_running
 
 PATIENCE = 300  # seconds until a test counts as hanging
 
@@ -28,11 +29,6 @@ def start(folder: Path, *lines: str, at_once: int = 2) -> "subprocess.Popen[str]
 def status(folder: Path) -> dict[str, str]:
     lines = (folder / "work" / "status.txt").read_text().splitlines()
     return {name: code for name, code, _ in (line.split("\t") for line in lines)}
-
-
-def is_running(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_own_commands_are_forks_and_each_has_its_log_and_its_code(tmp_path: Path) -> None:
