@@ -84,41 +84,50 @@ own() { # method: its own learning rate and temperatures, where they are not our
     esac
 }
 
-train() { # name, seed, overrides
-    local name=$1 seed=$2
+train() { # name, seeds, overrides
+    local name=$1 seeds=$2 seed todo=() settings
     shift 2
-    # shellcheck disable=SC2046  # overrides are words
-    set -- $(own "$name") "$@"
-    [ ! -f "$work/train/$name-$seed/model.safetensors" ] || return 0
+    settings="optim.steps=$STEPS optim.batch_size=$BATCH optim.precision=$PRECISION backbone.dtype=$PRECISION"
+    settings+=" data.validation=$HELD_OUT validation.every=0.34 saving.tensorboard=false"
+    # shellcheck disable=SC2046,SC2086  # overrides are words
+    set -- $settings $(own "$name") "$@" ${EXTRA:-}
+    for seed in $seeds; do [ -f "$work/train/$name-$seed/model.safetensors" ] || todo+=("$seed"); done
+    [ ${#todo[@]} -gt 0 ] || return 0
     # What was cut off in the middle goes on from its last step.
-    echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --resume --config "$config" \
-        --out "$work/train/$name-$seed" "seed=$seed" "optim.steps=$STEPS" "optim.batch_size=$BATCH" \
-        "optim.precision=$PRECISION" "backbone.dtype=$PRECISION" "data.validation=$HELD_OUT" validation.every=0.34 \
-        saving.tensorboard=false "$@" ${EXTRA:-}
+    case $name in
+    diffprune* | gumbel_ste) # seeds in step with each other
+        echo "train-$name" "$TRAIN_LIMIT" "$python" -m diffprune_lab.studies.in_step --config "$config" \
+            --seeds "$(commas "${todo[@]}")" --out "$work/train/$name-{seed}" "$@"
+        ;;
+    *)
+        for seed in "${todo[@]}"; do
+            echo "train-$name-$seed" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --resume --config "$config" \
+                --out "$work/train/$name-$seed" "seed=$seed" "$@"
+        done
+        ;;
+    esac
 }
 
-trainings() { # those that are not there yet
-    local seed keep name
-    for seed in $SEEDS; do
-        for name in $SCORERS $MANY; do
-            case $name in
-            diffprune | diffprune-paper) of_recipe "$name" "$seed" ;;
-            dedicated) ;;
-            *) train "$name" "$seed" "method.name=$name" ;;
-            esac
-        done
-    done
-    for seed in $FEW_SEEDS; do
-        for name in $ABLATIONS; do of_recipe "$name" "$seed"; done
-        for name in $FEW; do train "$name" "$seed" "method.name=$name"; done
-        case " $SCORERS " in *" dedicated "*)
-            for keep in ${DEDICATED_KEEP//,/ }; do train "diffprune-k$keep" "$seed" budget.range=null "budget.keep=$keep"; done
-            ;;
+trainings() { # those that are not there yet, the longest first
+    local keep name
+    for name in $SCORERS $MANY; do
+        case $name in
+        diffprune | diffprune-paper) of_recipe "$name" "$SEEDS" ;;
+        dedicated) ;;
+        *) train "$name" "$SEEDS" "method.name=$name" ;;
         esac
     done
+    for name in $ABLATIONS; do of_recipe "$name" "$FEW_SEEDS"; done
+    case " $SCORERS " in *" dedicated "*)
+        for keep in ${DEDICATED_KEEP//,/ }; do
+            train "diffprune-k$keep" "$FEW_SEEDS" budget.range=null "budget.keep=$keep"
+        done
+        ;;
+    esac
+    for name in $FEW; do train "$name" "$FEW_SEEDS" "method.name=$name"; done
 }
 
-of_recipe() { # name of ours, with -paper behind it by the paper's recipe; seed
+of_recipe() { # name of ours, with -paper behind it by the paper's recipe; seeds
     case $1 in
     *-paper) train "$1" "$2" "method.name=${1%-paper}" recipe=paper ;;
     *) train "$1" "$2" "method.name=$1" recipe=bridge ;;

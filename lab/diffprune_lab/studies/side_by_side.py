@@ -2,15 +2,16 @@
 
     python -m diffprune_lab.studies.side_by_side JOBS.txt --at-once 16 --seconds 500 --work out/study
 
-A line of JOBS.txt is a name, a limit in seconds and a command. `PYTHON -m diffprune_lab ...` is run by a fork of this
-process, which has imported everything heavy once; a hundred small runs would else spend ten seconds each on that.
-Any other command is started as it is. What a job prints goes to WORK/logs/NAME.log, what became of it to
+A line of JOBS.txt is a name, a limit in seconds and a command. `PYTHON -m diffprune_lab ...`, or a module below it, is run
+by a fork of this process, which has imported everything heavy once; a hundred small runs would else spend ten seconds
+each on that. Any other command is started as it is. What a job prints goes to WORK/logs/NAME.log, what became of it to
 WORK/status.txt; one that fails or takes too long stops no other.
 """
 
 import argparse
 import importlib
 import os
+import runpy
 import shlex
 import signal
 import subprocess
@@ -46,8 +47,8 @@ class Job(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a command of this package, which a fork can run."""
-        return self.command[1:3] == ["-m", "diffprune_lab"]
+        """Whether it is a module of this package, which a fork can run."""
+        return self.command[1:2] == ["-m"] and "".join(self.command[2:3]).split(".")[0] == "diffprune_lab"
 
 
 class Running(NamedTuple):
@@ -103,14 +104,10 @@ def fork(run: Callable[[], int | None], log: Path) -> int:
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-def own_command(words: list[str]) -> None:
-    """What `python -m diffprune_lab` does with these words."""
-    import diffprune_lab
-    from diffprune.cli.main import main
-
+def own_command(module: str, words: list[str]) -> None:
+    """What `python -m` does with a module of this package and these words."""
     sys.argv = ["diffprune", *words]
-    diffprune_lab.join()
-    main()
+    runpy.run_module(module, run_name="__main__")
 
 
 def forks_can_use_the_gpu(work: Path) -> bool:
@@ -129,7 +126,7 @@ def forks_can_use_the_gpu(work: Path) -> bool:
 def start(job: Job, work: Path, *, forking: bool) -> Running:
     log = work / "logs" / f"{job.name}.log"
     if forking and job.is_own:
-        return Running(job, fork(lambda: own_command(job.command[3:]), log), time.monotonic())
+        return Running(job, fork(lambda: own_command(job.command[2], job.command[3:]), log), time.monotonic())
     with log.open("w") as file:
         process = subprocess.Popen(job.command, stdout=file, stderr=subprocess.STDOUT, process_group=0)
     return Running(job, process.pid, time.monotonic(), process)

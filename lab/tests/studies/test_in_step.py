@@ -1,0 +1,68 @@
+"""Runs in step with each other: what each learns is what it learns alone."""
+
+from pathlib import Path
+
+import pytest
+
+from diffprune.config import load_config
+from diffprune.train.run import train_pruner
+from diffprune.train.watch import read_metrics
+from diffprune_lab.studies.in_step import main, train_in_step
+
+CONFIG = Path(__file__).parents[2] / "configs" / "scenes_nano" / "diffprune_any.yaml"
+SHORT = (
+    *("optim.steps=2", "optim.batch_size=2", "data.validation=2", "validation.every=1.0", "saving.tensorboard=false"),
+    "backbone.dtype=float32",
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [("method.name=diffprune", "recipe=bridge"), ("method.name=gumbel_ste",)], ids=" ".join
+)
+def test_each_run_learns_what_it_would_alone(tmp_path: Path, kind: tuple[str, ...]) -> None:
+    configs = {seed: load_config(CONFIG, [*SHORT, *kind, f"seed={seed}"]) for seed in (42, 123)}
+    train_in_step([(config, tmp_path / f"beside-{seed}") for seed, config in configs.items()])
+    for seed, config in configs.items():
+        train_pruner(config, tmp_path / f"alone-{seed}", quiet=True)
+        # Not weight by weight: Adam makes a whole step of a gradient that is nothing but rounding.
+        alone, beside = (
+            [
+                (record["step"], record[key])
+                for record in read_metrics(tmp_path / f"{way}-{seed}")
+                for key in ("entropy", "throttled", "hard")
+                if key in record
+            ]
+            for way in ("alone", "beside")
+        )
+        assert len(alone) == 4  # two steps, and one validation by both losses
+        for one, other in zip(alone, beside, strict=True):
+            assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_runs_that_are_there_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(seeds: str) -> None:
+        words = [*SHORT, "--config", str(CONFIG), "--seeds", seeds, "--out", str(tmp_path / "{seed}")]
+        monkeypatch.setattr("sys.argv", ["in_step", *words])
+        main()
+
+    command("42")
+    written = (tmp_path / "42" / "model.safetensors").stat().st_mtime_ns
+    command("42,7")
+    assert (tmp_path / "42" / "model.safetensors").stat().st_mtime_ns == written
+    assert (tmp_path / "7" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (("optim.lr=1e-3",), ("optim.lr=1e-4",), "differ by more than their seed"),
+        (("optim.accumulate=2",), ("optim.accumulate=2",), "optim.accumulate is 2"),
+        (("method.name=dynamicvit",), ("method.name=dynamicvit",), "one by one"),
+    ],
+)
+def test_runs_that_cannot_share_a_pass_are_refused(
+    tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...], said: str
+) -> None:
+    runs = [(load_config(CONFIG, [*SHORT, *one]), tmp_path / str(number)) for number, one in enumerate((first, second))]
+    with pytest.raises(ValueError, match=said):
+        train_in_step(runs)
