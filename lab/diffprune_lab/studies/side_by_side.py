@@ -2,8 +2,8 @@
 
     python -m diffprune_lab.studies.side_by_side JOBS.txt --at-once 16 --seconds 500 --work out/study
 
-A line of JOBS.txt is a name, a limit in seconds and a command. `PYTHON -m diffprune_lab ...`, or a module below it, is run
-by a fork of this process, which has imported everything heavy once; a hundred small runs would else spend ten seconds
+A line of JOBS.txt is a name, a limit in seconds and a command. `PYTHON -m diffprune_lab ...`, or one below it, runs
+in a fork of this process, which has imported everything heavy once; a hundred small runs would else spend ten seconds
 each on that. Any other command is started as it is. What a job prints goes to WORK/logs/NAME.log, what became of it to
 WORK/status.txt; one that fails or takes too long stops no other.
 """
