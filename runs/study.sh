@@ -21,8 +21,8 @@
 # else of FEW_SEEDS), OTHER_KEEP (empty: no table of any budget), EXTRA (overrides of every training), FROM (scorers.tgz
 # of an earlier OUT, without .00, where WORK has no scorers: our own), ANSWERS (answers.tgz of earlier OUTs, without
 # .00: what they hold is not asked again, and `join` takes it too, so that a table too long for one call is made in
-# several that each train and answer a part); MPS=1 lets processes share the GPU at the same time, where it has a daemon
-# for it.
+# several that each train and answer a part; MIXED=1 where these were made at different commits); MPS=1 lets processes
+# share the GPU at the same time, where it has a daemon for it.
 # SECONDS_LEFT is 570 where nothing else is said, for machines that end a command after ten minutes: take more.
 set -uo pipefail
 
@@ -253,7 +253,7 @@ join() { # name, options; files of evaluations that are not there are passed ove
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
         --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }${WORLD_SEED:+WORLD_SEED=$WORLD_SEED }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions in $PRECISION for every scorer" \
         --tuned 'diffprune*=recipe and settings chosen on the validation split (docs/log.md)' \
-        --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' "$@"
+        --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' ${MIXED:+--mixed} "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
     [ ! -f "$work/results/$name.json" ] || cp "$work/results/$name.json" "$out/"
 }

@@ -107,7 +107,7 @@ def fork(run: Callable[[], int | None], log: Path) -> int:
 def own_command(module: str, words: list[str]) -> None:
     """What `python -m` does with a module of this package and these words."""
     sys.argv = ["diffprune", *words]
-    runpy.run_module(module, run_name="__main__")
+    runpy.run_module(module, run_name="__main__", alter_sys=True)  # results files name the command by __main__
 
 
 def forks_can_use_the_gpu(work: Path) -> bool:

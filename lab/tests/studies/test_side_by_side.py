@@ -49,6 +49,15 @@ def test_own_commands_are_forks_and_each_has_its_log_and_its_code(tmp_path: Path
     assert "bad failed (2): diffprune: " in output and "other failed (3): from bash" in output
 
 
+def test_what_a_fork_writes_down_names_its_own_command(tmp_path: Path) -> None:
+    written = tmp_path / "asked.json"
+    options = f"--methods random --keep 4 --tasks scenes --questions 1 --model scenes-nano --out {written}"
+    ran = start(tmp_path, f"eval 200 {sys.executable} -m diffprune_lab eval {options}")
+    output, _ = ran.communicate(timeout=PATIENCE)
+    assert status(tmp_path) == {"eval": "code 0"}, output
+    assert json.loads(written.read_text())["command"].startswith("diffprune eval --methods random")
+
+
 def test_many_short_programs_are_each_waited_for_once(tmp_path: Path) -> None:
     ran = start(tmp_path, *(f"job{number} 200 true" for number in range(40)), at_once=8)
     output, _ = ran.communicate(timeout=PATIENCE)
