@@ -106,11 +106,15 @@ def difference(rows: dict[str, Row], ours: str, other: str) -> Found | None:
 
 
 def next_best(rows: dict[str, Row]) -> str | None:
-    """The method with the most retention that is neither ours nor a control or an ablation of ours."""
+    """The method with the most retention that is neither ours nor a control or an ablation of ours.
+
+    Methods inside the language model count where its layers hold K visual tokens on average, not only after the last cut.
+    """
     rivals = [
         name
-        for name in rows
+        for name, row in rows.items()
         if name not in NO_RIVALS
+        and row.get("average", row["keep"]) <= row["keep"]
         and not name.startswith(("diffprune", "gumbel_ste"))
         and not name.endswith("-throttled")
     ]
