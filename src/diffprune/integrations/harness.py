@@ -233,6 +233,7 @@ def _scored(
                 "changed its scoring; install lmms-eval 0.7.3"
             )
         answers.score[one.task], answers.raw[one.task], answers.units[one.task] = score, raw, scored.units
+        answers.asked.extend([one.task] * len(samples))
         answers.said.extend(str(sample["filtered_resps"][0]) for sample in samples)
         lengths += [(sample["token_counts"][0] or {}).get("input_tokens") for sample in samples]
     answers.values["prompt_tokens"] = lengths
