@@ -38,3 +38,4 @@ def test_the_default_is_every_method_without_training_before_the_language_model(
     names = downscale.before_the_language_model()
     assert names[:2] == ["random", "uniform_grid"] and len(names) == len(set(names)) > 10
     assert not {"full", "fastv", "diffprune"} & set(names)
+    assert "fastervlm" in names and "cls_attention" not in names  # one rule
