@@ -165,10 +165,7 @@ _KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
 
 def kind_of(row: Row) -> Kind:
     """Which of the fixed kinds a row is; "other" where none of their keys is there (probes)."""
-    for kind, telling, _ in _KINDS:
-        if telling in row:
-            return kind
-    return "other"
+    return next((kind for kind, telling, _ in _KINDS if telling in row), "other")
 
 
 def _check_plain(value: object, where: str) -> None:
