@@ -165,7 +165,8 @@ _KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
 
 def kind_of(row: Row) -> Kind:
     """Which of the fixed kinds a row is; "other" where none of their keys is there (probes)."""
-    return next((kind for kind, telling, _ in _KINDS if telling in row), "other")
+    found: list[Kind] = [kind for kind, telling, _ in _KINDS if telling in row]
+    return found[0] if found else "other"
 
 
 def _check_plain(value: object, where: str) -> None:
