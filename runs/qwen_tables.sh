@@ -90,7 +90,8 @@ tables() {
     [ -z "$NEXT" ] || next=("scenes-llava-next=$NEXT=none")
     # Alone on the GPU, for it is timed: answers one by one and in batches.
     [ -f "$work/tables/batched_eval.json" ] || echo batched "$(left)" "$python" runs/batched_eval.py --model "$LLAVA" \
-        --questions "$BATCHED_QUESTIONS" --device "$device" --out "$work/tables/batched_eval.json" >"$work/jobs/batched.txt"
+        --questions "$BATCHED_QUESTIONS" --device "$device" --commit "$commit" --out "$work/tables/batched_eval.json" \
+        >"$work/jobs/batched.txt"
     [ -f "$work/tables/batched_eval.json" ] || pool 1 "$work/jobs/batched.txt" 200
     share_gpu
     # A process for each study, side by side; one that is started again keeps the answers it has, in whatever order models load.

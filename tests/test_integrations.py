@@ -2,7 +2,10 @@
 
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -10,6 +13,7 @@ from diffprune.cli import main as cli
 from diffprune.extras import missing_modules
 from diffprune.integrations.lmms import require_harness
 from diffprune.integrations.readings import counted, read
+from diffprune.integrations.resuming import Said, answer_open, open_journal, process_file, questions_text
 from diffprune.integrations.suites import PAPER, suite_tasks
 
 BENCHMARKS = {one.task: one for one in PAPER}
@@ -101,3 +105,72 @@ def test_seed_counts_pictures_and_leaves_videos_out() -> None:
     samples = [sample(i, key, {"pred": p, "answer": a}) for i, (key, p, a) in enumerate(rows)]
     found = counted(seed, samples)
     assert [one["doc_id"] for one in found] == [0, 2] and read(seed, found)[0].score == 50.0
+
+
+# A run that was killed -----------------------------------------------------------------------------------------------
+
+ROWS = {"pope": 4, "gqa": 3}
+ASKED = [(task, row) for task, count in ROWS.items() for row in range(count)]
+
+
+class Model:
+    """Answers in batches of two, and is killed before one of them."""
+
+    def __init__(self, killed_at: int = -1) -> None:
+        self.asked: list[int] = []
+        self.killed_at = killed_at
+
+    def __call__(self, places: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Said]]]:
+        for number, start in enumerate(range(0, len(places), 2)):
+            if number == self.killed_at:
+                raise KeyboardInterrupt
+            batch = places[start : start + 2]
+            self.asked += batch
+            yield batch, [(f"answer {ASKED[place]}", 10 + place) for place in batch]
+
+
+def test_a_harness_is_not_asked_twice_for_what_is_written_down(tmp_path: Path) -> None:
+    path = tmp_path / "x.answers.jsonl"
+    expected = [(f"answer {row}", 10 + place) for place, row in enumerate(ASKED)]
+    full, pruned = open_journal(path, {"model": "a"}, ROWS, runs=2)
+    assert answer_open(ASKED, full, Model()) == expected
+    with pytest.raises(KeyboardInterrupt):
+        answer_open(ASKED, pruned, killed := Model(killed_at=2))
+    assert killed.asked == [0, 1, 2, 3]
+    with path.open("ab") as file:
+        file.write(b'{"asked": [11], "runs": [{"sa')  # within a line
+    full, pruned = open_journal(path, {"model": "a"}, ROWS, runs=2)
+    assert answer_open(ASKED, full, again := Model()) == expected and again.asked == []
+    assert answer_open(ASKED, pruned, again) == expected and again.asked == [4, 5, 6]
+    with pytest.raises(ValueError, match="holds answers with other model"):
+        open_journal(path, {"model": "b"}, ROWS, runs=2)
+
+
+def test_without_a_journal_everything_is_asked() -> None:
+    model = Model()
+    assert [text for text, _ in answer_open(ASKED, None, model)] == [f"answer {row}" for row in ASKED]
+    assert model.asked == list(range(7))
+
+
+def test_every_process_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    names = [process_file(tmp_path / "x.json", rank).name for rank in range(3)]
+    assert names == ["x.answers.jsonl", "x.answers.1.jsonl", "x.answers.2.jsonl"]
+
+
+class Docs(list[dict[str, str]]):
+    """Rows of a task's data, as `datasets` has them as far as they are read here."""
+
+    features: ClassVar = {"question": "Value('string')", "image": "List(Image(mode=None))"}
+
+    def select_columns(self, names: list[str]) -> "Docs":
+        return Docs({name: row[name] for name in names} for row in self)
+
+
+def test_questions_are_known_by_their_texts_and_their_number_not_by_reading_pictures() -> None:
+    def known(limit: int | None = None, **changed: str) -> str:
+        docs = Docs([{"question": changed.get("question", "Who?"), "image": changed.get("image", "a")}] * 3)
+        config = SimpleNamespace(task="t", doc_to_text=changed.get("prompt", "{{question}}"), generation_kwargs={})
+        return questions_text([SimpleNamespace(eval_docs=docs, config=config)], limit)
+
+    assert known() == known(limit=5) == known(image="b") and known().startswith("3, ")
+    assert len({known(), known(limit=2), known(question="What?"), known(prompt="{{question}}?")}) == 4

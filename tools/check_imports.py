@@ -93,7 +93,7 @@ LIBRARY: dict[str, set[str]] = {
     "answering": _USER,
     "train": _USER,
     "evaluate": _USER | {"train"},
-    "speed": _USER | {"train"},
+    "speed": _USER | {"evaluate", "train"},
     "report": _USER | {"evaluate", "speed"},
     "integrations": _USER | {"evaluate"},
     "serve": _USER | {"evaluate"},

@@ -115,6 +115,7 @@ ROW_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "average": _SIZE,  # visual tokens a decoder layer holds, mean over layers, of methods inside the language model
     "first_token_kl": _SIZE,  # from the full model's first-token distribution to this one's, mean over questions
     "first_token_same": _SHARE,
+    "prompt_tokens": _SIZE,  # of the prompt after pruning, mean over questions
     # where a row comes from: of trained methods the recipe and how scores are used, of joined files every row's own run
     "recipe": _TEXT,
     "choice": _TEXT,
@@ -164,10 +165,8 @@ _KINDS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
 
 def kind_of(row: Row) -> Kind:
     """Which of the fixed kinds a row is; "other" where none of their keys is there (probes)."""
-    for kind, telling, _ in _KINDS:
-        if telling in row:
-            return kind
-    return "other"
+    found: list[Kind] = [kind for kind, telling, _ in _KINDS if telling in row]
+    return found[0] if found else "other"
 
 
 def _check_plain(value: object, where: str) -> None:

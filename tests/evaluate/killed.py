@@ -17,8 +17,8 @@ from diffprune.evaluate.session import Session
 from tests.evaluate.own_questions import asked
 
 
-def run_until(point: str, model: Path, data: Path, out: Path) -> None:
-    """Evaluate, and die at that point."""
+def die_at(point: str) -> None:
+    """From now on, this process dies at that point of writing answers down."""
     moment, _, which = point.partition("@")
     append, appends = journal.add_lines, [0]
 
@@ -37,7 +37,6 @@ def run_until(point: str, model: Path, data: Path, out: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     journal.add_lines = dying
-    Session(asked(model, data, out)).run()
 
 
 def main(model: str, data: str, out: str, *points: str) -> None:
@@ -45,7 +44,8 @@ def main(model: str, data: str, out: str, *points: str) -> None:
     for point in points:
         child = os.fork()
         if child == 0:
-            run_until(point, Path(model), Path(data), Path(out) / point / "x.json")
+            die_at(point)
+            Session(asked(Path(model), Path(data), Path(out) / point / "x.json")).run()
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (point, status)

@@ -172,7 +172,16 @@ def test_rows_are_scored_by_task_and_kept_with_their_questions(tmp_path) -> None
     check_rows(rows)
     by_task = {(row["method"], row["seed"], row["task"]): row for row in rows if "task" in row}
     assert len(by_task) == 4 * 2 and by_task["full", 0, "letters"]["score"] == 50.0
+    lengths = [
+        int(vlm.prepare([list(one.images)], [one.prompt]).features["attention_mask"].sum()) for one in encoded.asked
+    ]
+    shown = [len(one.images) for one in encoded.asked]  # 16 tokens each, of which random choice keeps 4
+    for task, some in (("letters", slice(0, 4)), ("words", slice(4, 8))):
+        whole, dropped = sum(lengths[some]) / 4, sum(shown[some]) / 4 * 12
+        assert by_task["full", 0, task]["prompt_tokens"] == by_task["cut", 0, task]["prompt_tokens"] == whole
+        assert by_task["random", 1, task]["prompt_tokens"] == whole - dropped
     summaries = [row for row in rows if "retention" in row]
+    assert summaries[0]["prompt_tokens"] == sum(lengths) / 8
     assert [(row["method"], row["n_seeds"]) for row in summaries] == [("full", 1), ("random", 2), ("cut", 1)]
     for row in summaries:  # `words`, where nothing is right, is left out
         assert row["retention"] == pytest.approx(100.0) and row["unchanged"] == 1.0
@@ -183,3 +192,4 @@ def test_rows_are_scored_by_task_and_kept_with_their_questions(tmp_path) -> None
     assert [question["prompt"] for question in again.questions] == encoded.prompts
     assert [one.average for one in again.answers] == [one.average for one in answers]
     assert [one.said for one in again.answers] == [one.said for one in answers]
+    assert quality_rows(again.answers, again.answers[0]) == rows  # of each task its own means

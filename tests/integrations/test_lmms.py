@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from diffprune.evaluate.answers import answers_file
+from diffprune.integrations.resuming import process_file
 from diffprune.integrations.suites import PAPER
 from tests.integrations import recorded
 
@@ -75,6 +77,53 @@ def test_every_answer_is_the_native_runner_s(folder: Path, native: dict[str, lis
     assert summary["unchanged"] == pytest.approx(same / len(native["full"]))
     lengths = {row["method"]: row["prompt_tokens"] for row in rows if row.get("task") == "scenes_open"}
     assert lengths["full"] - lengths["diffprune"] == pytest.approx(576 - KEEP)  # the harness's own logs show the saving
+
+
+KILLED = """\
+import os, sys
+sys.path.insert(0, sys.argv.pop(1))
+point, rank = sys.argv.pop(1).split("/")
+if os.environ.get("RANK", "0") == rank:
+    from tests.evaluate.killed import die_at
+    die_at(point)
+from diffprune.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("ranks", "point"), [(1, "between@7/0"), (2, "after@3/1")])
+def test_a_killed_run_goes_on_and_asks_nothing_twice(
+    folder: Path, native: dict[str, list[str]], ranks: int, point: str
+) -> None:
+    """SIGKILL in the middle of the second measurement; the answers file ends as an unbroken run's."""
+    (folder / "killed_run.py").write_text(KILLED)
+    whole, broken = folder / f"whole{ranks}.json", folder / f"broken{ranks}.json"
+    arguments = [
+        "eval", "--harness", "lmms", "--tasks", ",".join(KINDS), "--include", "tasks", "--model", "scenes-nano",
+        "--methods", "random", "--seeds", "0", "--keep", "16", "--batch-size", "5", "--device", "cpu", "--out",
+    ]  # fmt: skip
+    assert run(folder, "diffprune", *arguments, str(whole), ranks=ranks).returncode == 0
+    root = str(Path(__file__).parents[2])
+    assert run(folder, "killed_run", root, point, *arguments, str(broken), ranks=ranks).returncode != 0
+    assert not broken.exists()
+    journals = [process_file(broken, rank) for rank in range(ranks)]
+    for journal in journals:
+        journal.with_suffix(".kept").hardlink_to(journal)  # sees what is added, and stays
+    done = run(folder, "diffprune", *arguments, str(broken), ranks=ranks)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not any(journal.exists() for journal in journals)
+    assert answers_file(broken).read_bytes() == answers_file(whole).read_bytes()
+    assert json.loads(broken.read_text())["rows"] == json.loads(whole.read_text())["rows"]
+    asked = []
+    for journal in journals:
+        first, *lines = [json.loads(line) for line in journal.with_suffix(".kept").read_text().splitlines()]
+        assert first["made_by"]["processes"] == str(ranks)
+        own = [place for line in lines for place in line["asked"]]
+        asked += own if journal == journals[0] else dict.fromkeys(own)  # the second has one less, and is padded
+    assert sorted(asked) == list(range(2 * 25))
+    other = run(folder, "diffprune", *arguments, str(broken), "--limit", "4", ranks=ranks)
+    assert other.returncode != 0 and "holds answers with other questions" in other.stderr
+    assert run(folder, "diffprune", *arguments, str(broken), ranks=ranks).returncode == 0  # it is over
 
 
 def test_the_harness_s_own_command_knows_the_model(folder: Path, native: dict[str, list[str]]) -> None:

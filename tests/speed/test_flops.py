@@ -11,11 +11,13 @@ from diffprune.methods.options import build_method
 from diffprune.nn import BlockSpec, Scorer
 from diffprune.shapes import SHAPES, build
 from diffprune.speed.flops import (
+    _side,
     block_flops,
     decoder_weights,
     encoder_flops,
     kv_bytes,
     layer_tokens,
+    patches_per_token,
     prefill_flops,
     projector_flops,
     scorer_flops,
@@ -109,3 +111,15 @@ def test_encoder_operations_are_what_torch_counts(name: str, num_visual: int) ->
 def test_a_window_hears_less_than_the_whole_picture() -> None:
     spec = BlockSpec(width=16, heads=2, mlp_width=32)
     assert block_flops(spec, 100, 10) < block_flops(spec, 100) == block_flops(spec, 100, 1000)
+
+
+@pytest.mark.parametrize(("family", "tower"), [("internvl", "vision_tower"), ("idefics3", "vision_model")])
+def test_a_token_of_several_patches_costs_the_tower_all_of_them(family: str, tower: str) -> None:
+    model, _ = tiny.build(family)
+    model.set_attn_implementation("eager")
+    config, size = model.config, _side(model.config.vision_config.image_size)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        getattr(model.model, tower)(torch.zeros(1, 3, size, size))
+    num_visual = (size // _side(config.vision_config.patch_size)) ** 2 // patches_per_token(config)
+    assert patches_per_token(config) == 4
+    assert encoder_flops(config, num_visual) == pytest.approx(counter.get_total_flops(), rel=0.01)

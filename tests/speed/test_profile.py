@@ -59,14 +59,14 @@ def test_a_fast_row_says_what_its_bucket_holds(subject):
 
 
 def test_a_method_that_fails_is_a_row_and_the_run_goes_on(monkeypatch):
-    real = profile.with_method
+    real = profile.deployed
 
-    def broken(subject: PrunedVLM, name: str, **options: Any) -> PrunedVLM:
+    def broken(subject: PrunedVLM, name: str, **options: Any) -> tuple[PrunedVLM, tuple[int, int]]:
         if name == "holov":
             raise RuntimeError("out of luck\nand a long trace")
         return real(subject, name, **options)
 
-    monkeypatch.setattr(profile, "with_method", broken)
+    monkeypatch.setattr(profile, "deployed", broken)
     seen: list[int] = []
     settings = profile.ProfileSettings(**OPTIONS, methods=["full", "holov", "random"], paths=["eager"])
     measured = profile.profile(settings, lambda rows: seen.append(len(rows)))
@@ -129,9 +129,10 @@ def test_eager_rows_leave_the_fast_ones_their_share_of_the_time(monkeypatch):
 def test_a_method_leaves_only_the_shared_weights_to_the_next(subject):
     weights = profile.FastWeights(profile.ProfileSettings(**OPTIONS))
     first, second = (with_method(subject, "diffprune", keep=3, dtype=torch.float32) for _ in range(2))
-    weights.compile(first, batches=[2], texts=[40], decode=False)
+    shapes = {"batches": [2], "texts": [40], "size": (112, 84)}
+    weights.compile(first, **shapes, decode=False)
     assert first.fast.buckets and first.fast.scorer is not None
-    weights.compile(second, batches=[2], texts=[40], decode=False)
+    weights.compile(second, **shapes, decode=False)
     assert not first.fast.buckets and not first.fast.store.flat and first.fast.scorer is None
     assert second.fast.buckets and second.fast.scorer is not None and second.fast.decoder is first.fast.decoder
 

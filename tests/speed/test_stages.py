@@ -56,7 +56,8 @@ def test_the_stock_model_s_first_token_is_its_own(subject):
 def test_both_paths_give_the_same_first_token(subject):
     batch = batch_of(subject)
     vlm = with_method(subject, "diffprune", keep=3, dtype=torch.float32)
-    profile.FastWeights(profile.ProfileSettings(**OPTIONS)).compile(vlm, batches=[2], texts=[40], decode=True)
+    weights = profile.FastWeights(profile.ProfileSettings(**OPTIONS))
+    weights.compile(vlm, batches=[2], texts=[40], size=(112, 84), decode=True)
     fast, eager = FastRequest(vlm, batch), EagerRequest(vlm, batch)
     assert fast.ttft() == eager.ttft()
     assert fast.num_kept == eager.num_kept == 3 and fast.num_columns > eager.num_columns

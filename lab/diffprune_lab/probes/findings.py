@@ -137,14 +137,11 @@ def about_faithfulness(rows: Sequence[Row]) -> str:
             and not row["method"].endswith("-throttled")
             and row.get("tasks", "all") == "all"
         ]
-        if len(some) < 3:
-            continue
-        orders = {
-            "retention": [-row["retention"] for row in some],
-            "first_token_kl": [row["first_token_kl"] for row in some],
-        }
-        first = [some[min(range(len(some)), key=lambda place: order[place])]["method"] for order in orders.values()]
-        agree = rank_correlation(*orders.values())
+        orders = [-row["retention"] for row in some], [row["first_token_kl"] for row in some]
+        if len(some) < 3 or any(len(set(order)) == 1 for order in orders):
+            continue  # nothing that could be put in order
+        first = [some[order.index(min(order))]["method"] for order in orders]
+        agree = rank_correlation(*orders)
         said.append(
             f"- {keep} tokens, {len(some)} methods: the order by retention and that by `first_token_kl` have a rank "
             f"correlation of {agree:.2f}; first by retention is {first[0]}, by `first_token_kl` {first[1]}.\n"

@@ -21,8 +21,8 @@ CONTROLS = ("random", "uniform_grid")
 
 def before_the_language_model() -> list[str]:
     """Methods without training that drop tokens before the language model, the controls first."""
-    kinds = {name: METHODS.get(name) for name in METHODS.names()}
-    found = [name for name, kind in kinds.items() if not kind.trained and kind.place != "inside the LLM"]
+    kinds = {METHODS.get(name): name for name in METHODS.names()}  # of a rule with two names the last: one row
+    found = [name for kind, name in kinds.items() if not kind.trained and kind.place != "inside the LLM"]
     return [*CONTROLS, *(name for name in found if name not in (*CONTROLS, "full"))]
 
 

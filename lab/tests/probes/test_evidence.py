@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from diffprune.evaluate.answers import Answers, Entry, Sheet, answers_file, write_sheet
+from diffprune.evaluate.join import join_files
+from diffprune.evaluate.rows import quality_rows
 from diffprune.results import write_results
 from diffprune_lab.probes import alignment, coherence, comparison, evidence, findings, landscape, relevance
 from diffprune_lab.probes.store import Store
@@ -67,6 +70,41 @@ def test_orders_by_retention_and_by_first_tokens_are_compared_at_each_budget(tmp
     assert said.count("\n") == 1 and "- 64 tokens, 3 methods:" in said
     assert "correlation of 0.50; first by retention is a, by `first_token_kl` a" in said
     assert "yet" in findings.about_faithfulness([{"method": "a", "keep": 32, "retention": 90.0}])
+
+
+def test_first_tokens_of_joined_runs_reach_the_page(tmp_path: Path) -> None:
+    """As a study does it: a process for each method, its answers joined, the page made from the joined file."""
+    questions = [{"id": str(place), "task": "gqa", "prompt": "what?", "answer": "yes"} for place in range(4)]
+
+    def part(method: str, right: int, kl: float) -> Path:
+        runs = [
+            Answers(
+                Entry(name, keep, 0),
+                said=["yes"] * count + ["no"] * (4 - count),
+                score={"gqa": 25.0 * count},
+                raw={"gqa": 25.0 * count},
+                units={"gqa": [100.0] * count + [0.0] * (4 - count)},
+                values={"first_token_kl": [far / 2, far, far, 1.5 * far], "first_token_same": [1.0] * 3 + [0.0]},
+            )
+            for name, keep, count, far in (("full", 1.0, 4, 0.0), (method, 8, right, kl))
+        ]
+        sheet, path = Sheet(questions, {"gqa": 0.0}, runs), tmp_path / f"{method}.json"
+        write_results(path, name=method, rows=quality_rows(runs, runs[0]), commit="abc1234")
+        write_sheet(answers_file(path), sheet)
+        return path
+
+    parts = [part("near", 3, 0.1), part("far", 1, 0.4), part("random", 2, 0.2)]
+    joined = join_files(parts, tmp_path / "scenes_main.json", versus="near", notes="a trial")
+    summary = {row["method"]: row for row in joined.rows if "retention" in row}
+    assert {name: row["first_token_kl"] for name, row in summary.items()} == pytest.approx(
+        {"full": 0.0, "near": 0.1, "far": 0.4, "random": 0.2}
+    )
+    assert all(row["first_token_same"] == 0.75 for row in joined.rows)
+    (line,) = [line for line in evidence.block("scenes_main", tmp_path).splitlines() if line.startswith("- ")]
+    assert line.startswith("- 8 tokens, 3 methods:") and "a rank correlation of 1.00" in line
+    assert "first by retention is near, by `first_token_kl` near" in line
+    alike = [{**one, "retention": 100.0} for one in joined.rows if "retention" in one]
+    assert "yet" in findings.about_faithfulness(alike)  # no order to compare
 
 
 def row(method: str, value: float, half: float = 0.5, **more: object) -> dict[str, object]:

@@ -257,13 +257,17 @@ class Backbone(Asking, ABC):
 
     def hidden(self, lm: LMInputs) -> Float[Tensor, "B T L"]:
         """Last hidden states of the language model over the whole sequence, no cache."""
+        return self.prefill(lm, use_cache=False).last_hidden_state
+
+    def prefill(self, lm: LMInputs, *, use_cache: bool) -> Any:
+        """What the language model gives over the whole sequence: last hidden states, and with `use_cache` its cache."""
         return self.model.model(
             inputs_embeds=lm.inputs_embeds,
             attention_mask=lm.attention_mask,
             position_ids=lm.position_ids,
-            use_cache=False,
+            use_cache=use_cache,
             **lm.extra,
-        ).last_hidden_state
+        )
 
     def logits(self, lm: LMInputs) -> Float[Tensor, "B T V"]:
         """Next-token logits at every position."""

@@ -74,16 +74,16 @@ class Qwen3VL(QwenVL):
         empty = torch.zeros_like(lm.inputs_embeds)
         return [empty.masked_scatter(visual[..., None], plane.to(empty.dtype)) for plane in planes]  # type: ignore[index,union-attr]
 
-    def hidden(self, lm: LMInputs) -> Float[Tensor, "B T L"]:
+    def prefill(self, lm: LMInputs, *, use_cache: bool) -> Any:
         # The outer model hands these two on by itself, and only with pixels; the language model takes them as they are.
         with self.alone:
             return self.language_model(
                 inputs_embeds=lm.inputs_embeds,
                 attention_mask=lm.attention_mask,
                 position_ids=lm.position_ids,
-                use_cache=False,
+                use_cache=use_cache,
                 **{key: lm.extra[key] for key in DEEPSTACK if key in lm.extra},
-            ).last_hidden_state
+            )
 
     def fill(self, lm: LMInputs, cache: Any, start: int) -> None:
         end = lm.input_ids.shape[1] - 1

@@ -38,7 +38,11 @@ def command(
     ] = False,
     size: Annotated[str, typer.Option(help="real, or tiny for a small model of the same kind.")] = "real",
     methods: Annotated[
-        str, typer.Option(help=f"Comma-separated (diffprune methods). {OPTIONS_HELP}")
+        str,
+        typer.Option(
+            help="Comma-separated (diffprune methods); `downscale` is a smaller picture before the full model. "
+            f"{OPTIONS_HELP}"
+        ),
     ] = "full,diffprune",
     keep: BudgetsOption = "64",
     text: Annotated[str, typer.Option(help="Comma-separated numbers of text tokens.")] = "40",
@@ -84,11 +88,12 @@ def command(
     Examples:
       diffprune profile --backbone llava-1.5-7b --random-weights --methods full,diffprune,holov,pyramiddrop --keep 64 --out results/ttft.json
       diffprune profile --backbone qwen2.5-vl-7b --random-weights --image 1008x1008 --keep 0.1111 --text 40,100 --batch 1,32
+      diffprune profile --backbone qwen2.5-vl-7b --random-weights --image 1008x1008 --methods full,diffprune,downscale --keep 0.1111
       diffprune profile --backbone llava-1.5-7b --random-weights --size tiny --device cpu
       diffprune profile --backbone llava-1.5-7b --random-weights --throughput --paths fast --batch 1,8,32,64 --out results/throughput.json
     """  # noqa: E501
     given = dict(locals())  # the options by name
-    check_names(methods)
+    check_names(methods, also=["downscale"])
     announce(f"{backbone}, {methods}, keep {keep}: loading", quiet=as_json)
     from diffprune.speed import output
     from diffprune.speed import profile as measured

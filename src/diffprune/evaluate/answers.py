@@ -7,7 +7,7 @@ import json
 import statistics
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ class Answers:
         average: The visual tokens a decoder layer held, mean over layers and prompts, where a method drops them inside
             the language model.
         values: What else was measured of each prompt, by name: `first_token_kl`, `first_token_same`, `num_kept` (of a
-            picture, mean over those of the prompt); None where a prompt has none.
+            picture, mean over those of the prompt), `prompt_tokens`; None where a prompt has none.
         right: By task whether each scored question counts as right; empty where its values say so (from 50 on).
+        asked: The task of each prompt, as the questions beside the answers have it; empty where nobody needs it.
     """
 
     entry: Entry
@@ -53,13 +54,20 @@ class Answers:
     average: float | None = None
     values: dict[str, list[float | None]] = field(default_factory=dict)
     right: dict[str, list[bool]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def more_keys(self) -> dict[str, int | float]:
-        """`average` and the means of `values` as a row has them: only what there is."""
+        """`average` and the means of `values` as a summary row has them: only what there is."""
+        return self.keys_of()
+
+    def keys_of(self, task: str | None = None) -> dict[str, int | float]:
+        """`more_keys` over the prompts of one task."""
         found: dict[str, int | float] = {} if self.average is None else {"average": self.average}
-        known = {name: [value for value in values if value is not None] for name, values in self.values.items()}
-        return found | {name: _mean(name, values) for name, values in known.items() if values}
+        asked = [place for place, of in enumerate(self.asked or [task] * len(self.said)) if task in (None, of)]
+        known = {name: [values[place] for place in asked] for name, values in self.values.items()}
+        some = {name: [value for value in values if value is not None] for name, values in known.items()}
+        return found | {name: _mean(name, values) for name, values in some.items() if values}
 
     def is_right(self, task: str) -> list[bool]:
         """Whether each scored question of a task counts as right."""
@@ -69,7 +77,7 @@ class Answers:
 def mean_keys(same: Sequence[Answers]) -> dict[str, int | float]:
     """`more_keys` of one method at one budget, each averaged over the runs."""
     found = [one.more_keys for one in same]
-    return {key: _mean(key, [keys[key] for keys in found]) for key in found[0]}
+    return {key: _mean(key, [keys[key] for keys in found]) for key in found[0] if all(key in keys for keys in found)}
 
 
 def _mean(name: str, values: Sequence[int | float]) -> int | float:
@@ -153,7 +161,8 @@ def _as_sheet(content: Any) -> Sheet:
         for key in ("id", "task", "prompt", "answer"):
             require_kind(question.get(key), str, f"questions[{place}].{key}")
     require_kind(content.get("runs"), list[dict[str, Any]], "runs")
-    answers = [_as_answers(one, f"runs[{place}]") for place, one in enumerate(content["runs"])]
+    asked = [question["task"] for question in content["questions"]]
+    answers = [replace(_as_answers(one, f"runs[{place}]"), asked=asked) for place, one in enumerate(content["runs"])]
     count = len(content["questions"])
     for place, one in enumerate(answers):
         if any(len(values) != count for values in (one.said, *one.values.values())):

@@ -1,7 +1,7 @@
 """`downscale`, what people do instead of pruning: a smaller picture, and the full model behind it.
 
-It acts before the vision tower, so it is a control of the evaluation and no `Pruner`. A picture is given in the largest
-form (`Backbone.forms`) that becomes at most K tokens.
+It acts before the vision tower, so it is a control, of quality and of speed, and no `Pruner`. A picture is given in the
+largest form (`Backbone.forms`) that becomes at most K tokens.
 """
 
 from collections.abc import Iterable
@@ -40,6 +40,20 @@ def shrink(vlm: PrunedVLM, size: tuple[int, int], keep: int | float, *, alone: b
     return next((form for form in chain([first], forms) if form.num_visual <= most), None)
 
 
+def no_form(vlm: PrunedVLM, size: tuple[int, int], keep: int | float, *, alone: bool = True) -> str:
+    """The sentence for a budget below what a picture of (width, height) can be made to have."""
+    least = min(form.num_visual for form in vlm.backbone.forms(size, alone=alone))
+    return (
+        f"{DOWNSCALE} has no row at keep={keep}: a picture of {size[0]} x {size[1]} pixels has at least {least} tokens "
+        f"in {vlm.backbone.family}"
+    )
+
+
+def with_form(vlm: PrunedVLM, form: Form) -> PrunedVLM:
+    """The full model that takes pictures, scaled to the form's size, in that form."""
+    return vlm if form.setting is None else PrunedVLM(vlm.base, with_setting(vlm.processor, *form.setting))
+
+
 def unreached(vlm: PrunedVLM, questions: Questions, budgets: Iterable[int | float]) -> dict[int | float, str]:
     """The budgets below what some picture can be made to have, each with a sentence that says so."""
     found: dict[int | float, str] = {}
@@ -53,11 +67,7 @@ def unreached(vlm: PrunedVLM, questions: Questions, budgets: Iterable[int | floa
     for keep in budgets:
         for size, alone in kinds:
             if shrink(vlm, size, keep, alone=alone) is None:
-                least = min(form.num_visual for form in vlm.backbone.forms(size, alone=alone))
-                found[keep] = (
-                    f"{DOWNSCALE} has no row at keep={keep}: a picture of {size[0]} x {size[1]} pixels has at least "
-                    f"{least} tokens in {vlm.backbone.family}"
-                )
+                found[keep] = no_form(vlm, size, keep, alone=alone)
                 break
     return found
 
@@ -85,10 +95,7 @@ def shrunk_questions(
     parts: list[EncodedPictures] = []
     order: list[int] = []
     for rows in by_setting.values():
-        setting = forms[rows[0]].setting
-        smaller = vlm
-        if setting is not None:
-            smaller = PrunedVLM(vlm.base, with_setting(vlm.processor, *setting))
+        smaller = with_form(vlm, forms[rows[0]])
         scaled = [pictures[row].resize(forms[row].size, Image.Resampling.BICUBIC) for row in rows]
         together = [bool(encoded.together) and encoded.together[row] for row in rows]
         parts.append(reencode(smaller, scaled, together, batch_size=batch_size))

@@ -19,7 +19,7 @@ LENGTH = 12  # letters of a digest
 def made_by(
     vlm: PrunedVLM, questions: Questions, measurements: Sequence[Measurement], *, max_new_tokens: int
 ) -> dict[str, str]:
-    """Questions, model, pruners, methods, budgets, position rule and versions, each as a short text."""
+    """Questions, model, pruners, methods, budgets, position rule, length and versions, each as a short text."""
     asked = all_asked(questions)
     known: dict[int, str] = {}  # a picture is asked about many times
 
@@ -33,6 +33,15 @@ def made_by(
         for one in asked
     ]
     tasks = [(task.name, len(task.questions), task.metric_name) for task in questions.tasks]
+    return {
+        "questions": f"{len(asked)}, {digest(repr(tasks), *lines)}",
+        **measured_by(vlm, measurements),
+        "length": f"{max_new_tokens} tokens",
+    }
+
+
+def measured_by(vlm: PrunedVLM, measurements: Sequence[Measurement]) -> dict[str, str]:
+    """What answers to any questions follow from: model, pruners, methods, budgets, position rule and versions."""
     runs = [(one.method, one.keep, one.seed, one.blind, one.shrunk, one.throttle) for one in measurements]
     weights = [
         (f"{number}.{name}", tensor)
@@ -42,13 +51,11 @@ def made_by(
     ]
     model = str(getattr(vlm.base.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
     return {
-        "questions": f"{len(asked)}, {_digest(repr(tasks), *lines)}",
         "model": " ".join(filter(None, [model, fingerprint(vlm.base.named_parameters())[:LENGTH]])),
         "pruners": fingerprint(weights)[:LENGTH] if weights else "none",
-        "methods": f"{', '.join(dict.fromkeys(one.method for one in measurements)) or 'full'}, {_digest(repr(runs))}",
+        "methods": f"{', '.join(dict.fromkeys(one.method for one in measurements)) or 'full'}, {digest(repr(runs))}",
         "budgets": ", ".join(dict.fromkeys(str(one.keep) for one in measurements)) or "1.0",
         "positions": f"{vlm.positions}, newlines {vlm.backbone.keeps_newlines}, {vlm.budget_rule}",
-        "length": f"{max_new_tokens} tokens",
         "precision": f"{vlm.base.dtype}".removeprefix("torch.") + f" on {vlm.base.device.type}",
         "versions": ", ".join(f"{name} {version}" for name, version in library_versions().items()),
     }
@@ -60,5 +67,6 @@ def _weights(one: Measurement) -> dict[str, Tensor]:
     return state if one.throttle is not None else exported_state(state)
 
 
-def _digest(*texts: str) -> str:
+def digest(*texts: str) -> str:
+    """Of some texts, in a few letters."""
     return blake2b("\n".join(texts).encode(), digest_size=LENGTH // 2).hexdigest()

@@ -66,7 +66,7 @@ def quality_rows(
             "full_score": full.score[task],
             **({"chance": chance[task]} if chance and task in chance else {}),
             **({"notes": notes[task]} if notes and task in notes else {}),
-            **one.more_keys,
+            **one.keys_of(task),
             **origins.get(place_of(one.entry), {}),
         }
         for one in listed

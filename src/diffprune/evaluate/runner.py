@@ -91,7 +91,7 @@ def answer(
         rows = encoded.rows_of(asked)
         tokens = encoded.tokens.take(rows) if rows else None
         kept = None if chosen is None or not rows else chosen[rows]
-        new = deployed_ids(vlm, batch, tokens, keep, kept=kept, throttle=throttle, max_new_tokens=max_new_tokens)
+        new, _ = deployed_ids(vlm, batch, tokens, keep, kept=kept, throttle=throttle, max_new_tokens=max_new_tokens)
         for index, text in zip(asked, spelled(vlm, new), strict=True):
             answers[index] = text
     return answers
@@ -131,8 +131,10 @@ def deployed_ids(
     kept: Int[Tensor, "I K"] | None = None,
     throttle: Throttle | None = None,
     max_new_tokens: int,
-) -> Int[Tensor, "B T"]:
+) -> tuple[Int[Tensor, "B T"], list[float]]:
     """New token ids of a batch whose pictures are encoded already: what `generate` gives after encoding them.
+
+    And how long each prompt was, the tokens that stay before the language model counted.
 
     Args:
         kept: What was chosen before; default: the method chooses now.
@@ -146,7 +148,8 @@ def deployed_ids(
     else:
         lm = vlm.lm_inputs(batch, tokens, keep=keep)
     counts = vlm.prompt_counts(batch, vlm.counts(tokens, keep))
-    return vlm.decoder.generate(lm, counts, max_new_tokens=max_new_tokens, do_sample=False)
+    ids = vlm.decoder.generate(lm, counts, max_new_tokens=max_new_tokens, do_sample=False)
+    return ids, lm.attention_mask.sum(-1).double().tolist()
 
 
 def throttled_inputs(
@@ -205,20 +208,20 @@ class Run:
         if encoded.pictures is not None and one.throttle is None and not one.shrunk:
             self.chosen = choose(self.vlm, encoded.tokens, keep=one.keep, batch_size=batch_size)
 
-    def reply(self, asked: Sequence[int], batch: Batch, max_new_tokens: int) -> tuple[list[str], Float[Tensor, "B V"]]:
-        """What it says to some prompts, and its first-token logits."""
+    def reply(self, asked: Sequence[int], batch: Batch, max_new_tokens: int) -> tuple[Reply, Float[Tensor, "B V"]]:
+        """What it says to some prompts and how long these were, and its first-token logits."""
         assert self.view is not None
         start, rows = time.perf_counter(), self.view.rows_of(asked)
         tokens = self.view.tokens.take(rows) if rows else None
         kept = None if self.chosen is None or not rows else self.chosen[rows]
         keep = 1.0 if self.entry.shrunk else self.entry.keep
         with first_logits(self.vlm) as first:
-            new = deployed_ids(
+            new, lengths = deployed_ids(
                 self.vlm, batch, tokens, keep, kept=kept, throttle=self.entry.throttle, max_new_tokens=max_new_tokens
             )
         said = spelled(self.vlm, new)
         self.seconds += time.perf_counter() - start
-        return said, first[0]
+        return {"said": said, "prompt_tokens": lengths}, first[0]
 
     def num_kept(self, asked: Sequence[int]) -> list[float | None]:
         """Tokens that stay of a picture, mean over those of each prompt; None where there is no number."""
@@ -286,21 +289,20 @@ def answer_part(
             if id(run.view) not in batches:
                 batches[id(run.view)] = prompt_batch(vlm, run.view, asked)
             batch = batches[id(run.view)]
-            said, logits = run.reply(asked, batch, max_new_tokens)
+            reply, logits = run.reply(asked, batch, max_new_tokens)
             full = logits.log_softmax(-1) if full is None else full
-            replies.append(_reply(run, asked, said, logits, full))
+            replies.append(reply | _measured(run, asked, logits, full))
             if progress:
                 done = len(runs) * (len(journal.replies)) + (number + 1) * len(asked)
                 progress("answer", done, len(runs) * journal.count)
         journal.add([among_all[index] for index in asked], replies)
 
 
-def _reply(run: Run, asked: Sequence[int], said: list[str], logits: Tensor, full: Tensor) -> Reply:
-    """What is written down of one measurement's answers to a batch."""
+def _measured(run: Run, asked: Sequence[int], logits: Tensor, full: Tensor) -> Reply:
+    """What is written down of one measurement's answers to a batch besides what it said."""
     own = logits.log_softmax(-1)
     distance = (full.exp() * (full - own)).sum(-1).clamp_min(0.0)
     values: Reply = {
-        "said": said,
         "first_token_kl": [round(value, 6) for value in distance.tolist()],
         "first_token_same": [float(same) for same in (full.argmax(-1) == own.argmax(-1)).tolist()],
         NUM_KEPT: run.num_kept(asked),

@@ -47,6 +47,7 @@ def score_answers(
         average=statistics.fmean(held) if held else None,
         values=dict(sorted((values or {}).items())),  # in one order, however they came
         right=right,
+        asked=[task.name for task in tasks for _ in task.questions],
     )
 
 

@@ -1,10 +1,12 @@
 """`diffprune eval --harness lmms`: methods and budgets side by side on public benchmarks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from diffprune.evaluate.answers import Sheet, answers_file, write_sheet
+from diffprune.evaluate.made_by import measured_by
 from diffprune.evaluate.pruners import (
     ORACLE,
     load_pruners,
@@ -15,11 +17,14 @@ from diffprune.evaluate.pruners import (
     parse_seeds,
 )
 from diffprune.evaluate.rows import quality_rows
-from diffprune.evaluate.session import DOWNSCALE, Asked, Outcome
-from diffprune.integrations.harness import ask_all, load_tasks, local_device
+from diffprune.evaluate.runner import Measurement
+from diffprune.evaluate.session import DOWNSCALE, Asked, Outcome, finished
+from diffprune.integrations.harness import ask_all, load_tasks, local_device, processes, rank
 from diffprune.integrations.lmms import harness_version
-from diffprune.integrations.suites import suite_tasks
+from diffprune.integrations.resuming import open_journal, process_file, questions_text
+from diffprune.integrations.suites import Benchmark, suite_tasks
 from diffprune.methods.options import split_methods
+from diffprune.model import PrunedVLM
 from diffprune.results import write_results
 from diffprune.types import parse_budgets, require_distinct
 
@@ -47,7 +52,7 @@ class HarnessRun:
     def run(self) -> Outcome | None:
         """Ask, sum up and write; None in a process that is not the first of several.
 
-        The answers file is written after each method and budget: what was answered stays, whatever happens next.
+        Answers are written down batch by batch, beside the results file: started again, it asks nothing twice.
         """
         asked = self.asked
         self._refuse()
@@ -68,15 +73,8 @@ class HarnessRun:
                 f"--versus {asked.versus!r} is not among the methods measured; choose from {', '.join(wanted)}"
             )
         planned = [one for name in wanted for one in measurements(name, budgets, drawn, vlm, saved)]
-        sheet = ask_all(
-            vlm,
-            [(one, one.pruner) for one in planned],
-            tasks,
-            limit=self.limit,
-            batch_size=asked.batch_size,
-            done=self._keep_answers,
-        )
-        if sheet is None:
+        sheet = self._answered(vlm, planned, tasks)
+        if sheet is None or rank() != 0:
             return None
         rows = quality_rows(
             sheet.answers,
@@ -112,6 +110,36 @@ class HarnessRun:
             if method in split_methods(self.asked.methods):
                 raise ValueError(f"method {method} changes what is asked, which the harness does; leave it out")
 
-    def _keep_answers(self, sheet: Sheet) -> None:
-        if self.asked.out is not None:
-            write_sheet(answers_file(self.asked.out), sheet)
+    def _answered(
+        self, vlm: PrunedVLM, planned: Sequence[Measurement], tasks: Sequence[tuple[Benchmark, Any]]
+    ) -> Sheet | None:
+        """The answers of a run that is over, or those that are missing asked; None in a process that has none."""
+        out, found = self.asked.out, [task for _, task in tasks]
+        follows = {
+            "questions": questions_text(found, self.limit),
+            **measured_by(vlm, planned),
+            "harness": harness_version(),
+        }
+        path = None if out is None else process_file(out, rank())
+        if out is not None and path is not None and self.asked.fresh:
+            for file in (path, answers_file(out)):
+                file.unlink(missing_ok=True)
+        sheet = finished(out, follows)
+        if sheet is not None:
+            return sheet
+        rows = {one.task: len(task.eval_docs) for one, task in tasks}
+        sheet = ask_all(
+            vlm,
+            [(one, one.pruner) for one in planned],
+            tasks,
+            limit=self.limit,
+            batch_size=self.asked.batch_size,
+            answered=open_journal(path, follows | {"processes": str(processes())}, rows, runs=1 + len(planned)),
+        )
+        if sheet is None or out is None:
+            return sheet
+        sheet = replace(sheet, made_by=follows)
+        write_sheet(answers_file(out), sheet)
+        for each in range(processes()):  # the others are done: their answers are in the sheet
+            process_file(out, each).unlink(missing_ok=True)
+        return sheet

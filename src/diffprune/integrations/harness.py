@@ -9,9 +9,8 @@ import importlib
 import os
 import sys
 import tempfile
-import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from diffprune.evaluate.answers import Answers, Entry, Sheet
 from diffprune.evaluate.task import Question
 from diffprune.integrations.lmms import MODEL_ID, harness_version, require_harness
 from diffprune.integrations.readings import Sample, counted, read, static_circular
+from diffprune.integrations.resuming import Answered
 from diffprune.integrations.suites import PAPER, Benchmark, chance
 from diffprune.methods.base import Pruner
 from diffprune.model import PrunedVLM
@@ -33,9 +33,14 @@ def rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
+def processes() -> int:
+    """How many share the questions."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 def local_device(device: str) -> str:
     """Where this process runs: the device given, or with several processes one each."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if processes() == 1:
         return device
     from accelerate import Accelerator
 
@@ -126,42 +131,42 @@ def not_there(name: str, hub_id: str, error: Exception) -> ValueError:
 
 def ask_all(
     vlm: PrunedVLM,
-    measurements: Iterable[tuple[Entry, Pruner]],
+    measurements: Sequence[tuple[Entry, Pruner]],
     tasks: Sequence[tuple[Benchmark, Any]],
     *,
     limit: int | None = None,
     batch_size: int = 1,
-    done: Callable[[Sheet], None] | None = None,
+    answered: Sequence[Answered] = (),
 ) -> Sheet | None:
     """Every measurement's answers to every benchmark; None in a process that is not the first.
 
     Args:
         measurements: How each is listed and what chooses; the full model is asked first and not among them.
         limit: Rows of each benchmark's data; default: all.
-        done: Given the sheet whenever a measurement is complete.
+        answered: Of the full model and of each measurement what was answered before; default: nothing, and nothing is
+            written down.
     """
-    if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
-        print(f"process {rank() + 1} of {processes} answers on {vlm.base.device}", file=sys.stderr)
+    if processes() > 1:
+        print(f"process {rank() + 1} of {processes()} answers on {vlm.base.device}", file=sys.stderr)
     everything = [(Entry("full", 1.0, 0), vlm.method), *measurements]
     benchmarks = [one for one, _ in tasks]
     sheet: Sheet | None = None
-    for entry, pruner in everything:
+    for place, (entry, pruner) in enumerate(everything):
         pruned = vlm.with_method(pruner, keep=entry.keep)
-        parts = [_ask(pruned, one, task, limit, batch_size) for one, task in tasks]
+        known = answered[place] if answered else None
+        parts = [_ask(pruned, one, task, limit, batch_size, known) for one, task in tasks]
         if rank() != 0:
             continue
         if sheet is None:
-            sheet = _empty_sheet(benchmarks, [samples for samples, _, _ in parts])
+            sheet = _empty_sheet(benchmarks, [samples for samples, _ in parts])
         sheet.answers.append(_scored(entry, benchmarks, parts))
-        if done is not None:
-            done(sheet)
     return sheet
 
 
 def _ask(
-    vlm: PrunedVLM, benchmark: Benchmark, task: Any, limit: int | None, batch_size: int
-) -> tuple[list[Sample], float, float]:
-    """What the harness keeps of each question that counts, its own score, and the seconds it took."""
+    vlm: PrunedVLM, benchmark: Benchmark, task: Any, limit: int | None, batch_size: int, answered: Answered | None
+) -> tuple[list[Sample], float]:
+    """What the harness keeps of each question that counts, and its own score."""
     from lmms_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
     from lmms_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
@@ -169,11 +174,10 @@ def _ask(
 
     if limit is not None and benchmark.reading == "pairs":
         limit += limit % 2  # a pair is scored as one
-    start = time.perf_counter()
     # The harness prints, and some tasks write files for a server to where it is told its output belongs.
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         found = simple_evaluate(
-            model=Chat(vlm=vlm, batch_size=batch_size),
+            model=Chat(vlm=vlm, batch_size=batch_size, answered=answered),
             tasks=[task],
             task_manager=TaskManager(include_defaults=False),  # by default it would index all tasks once more
             batch_size=batch_size,
@@ -182,7 +186,7 @@ def _ask(
             cli_args=Namespace(output_path=folder, process_with_media=False, reasoning_tags=None),
         )
     if rank() != 0:
-        return [], 0.0, 0.0
+        return [], 0.0
     if not found or not found.get("samples", {}).get(benchmark.task):
         raise ValueError(f"lmms-eval gave no answers for {benchmark.task}; run it with --questions 8 to see its log")
     samples = counted(benchmark, found["samples"][benchmark.task])
@@ -193,7 +197,7 @@ def _ask(
         )
     scores = {key.split(",")[0]: value for key, value in found["results"][benchmark.task].items()}
     own = sum(float(scores[key]) for key in benchmark.keys if key in scores)
-    return samples, own, time.perf_counter() - start
+    return samples, own
 
 
 def _empty_sheet(benchmarks: Sequence[Benchmark], samples: Sequence[Sequence[Sample]]) -> Sheet:
@@ -216,13 +220,11 @@ def _question(benchmark: Benchmark, sample: Sample) -> Question:
     return benchmark.ask(sample["doc"], id=f"{benchmark.task}-{sample['doc_id']}", prompt=prompt)
 
 
-def _scored(
-    entry: Entry, benchmarks: Sequence[Benchmark], parts: Sequence[tuple[list[Sample], float, float]]
-) -> Answers:
+def _scored(entry: Entry, benchmarks: Sequence[Benchmark], parts: Sequence[tuple[list[Sample], float]]) -> Answers:
     """One measurement's answers; the mean of the units must be the harness's own score."""
-    answers = Answers(entry, [], {}, {}, {}, seconds=sum(seconds for _, _, seconds in parts))
+    answers = Answers(entry, [], {}, {}, {})
     lengths: list[float | None] = []
-    for one, (samples, own, _) in zip(benchmarks, parts, strict=True):
+    for one, (samples, own) in zip(benchmarks, parts, strict=True):
         scored, maximum = read(one, samples)
         score = min(100.0, scored.score)
         raw = score / 100 * maximum
@@ -233,6 +235,7 @@ def _scored(
                 "changed its scoring; install lmms-eval 0.7.3"
             )
         answers.score[one.task], answers.raw[one.task], answers.units[one.task] = score, raw, scored.units
+        answers.asked.extend([one.task] * len(samples))
         answers.said.extend(str(sample["filtered_resps"][0]) for sample in samples)
         lengths += [(sample["token_counts"][0] or {}).get("input_tokens") for sample in samples]
     answers.values["prompt_tokens"] = lengths

@@ -14,6 +14,7 @@ from lmms_eval.protocol import ChatMessages  # pyright: ignore[reportMissingImpo
 from tqdm import tqdm
 
 from diffprune.api import load_vlm
+from diffprune.integrations.resuming import Answered, Said, answer_open
 from diffprune.model import PrunedVLM
 
 MOST_NEW_TOKENS = 1024  # where a task names no number; the harness's own LLaVA has the same
@@ -40,6 +41,7 @@ class Simple(lmms):
         batch_size: Prompts that are answered together.
         device: Where one process runs; several take one device each.
         vlm: A ready model in place of all of these.
+        answered: What was answered before, and where answers are written down as they come.
     """
 
     is_simple = True
@@ -54,6 +56,7 @@ class Simple(lmms):
         device: str | None = None,
         max_batch_size: int | None = None,  # the harness gives it to every model
         vlm: PrunedVLM | None = None,
+        answered: Answered | None = None,
         **unknown: Any,
     ) -> None:
         super().__init__()
@@ -67,7 +70,7 @@ class Simple(lmms):
         if vlm is None:
             where = str(self.accelerator.device) if device is None or self._world_size > 1 else device
             vlm = load_named(pruner, pretrained, method, keep, where)
-        self.vlm = vlm
+        self.vlm, self.answered = vlm, answered
         self.device = torch.device(vlm.base.device)
         self.batch_size = _whole(batch_size)
 
@@ -79,18 +82,20 @@ class Simple(lmms):
 
     def generate_until(self, requests: Sequence[Any]) -> list[GenerationResult]:
         """One answer for each request, those of padding too: the harness counts them."""
-        everything = list(self.asked(requests))
-        answers: list[GenerationResult | None] = [None] * len(everything)
-        with tqdm(total=len(everything), desc="answers", disable=self._rank != 0) as bar:
-            for places in batches_of(everything, self.batch_size):
-                said = self.answer([everything[place] for place in places])
-                for place, answer in zip(places, said, strict=True):
-                    answers[place] = answer
-                bar.update(len(places))
-        return [answer for answer in answers if answer is not None]
+        rows = [(request.args[-2], request.args[-3]) for request in requests]
+
+        def answer(places: Sequence[int]) -> Iterator[tuple[list[int], list[Said]]]:
+            everything = list(self.asked([requests[place] for place in places]))
+            with tqdm(total=len(everything), desc="answers", disable=self._rank != 0) as bar:
+                for batch in batches_of(everything, self.batch_size):
+                    yield [places[index] for index in batch], self.answer([everything[index] for index in batch])
+                    bar.update(len(batch))
+
+        said = answer_open(rows, self.answered, answer)
+        return [GenerationResult(text, TokenCounts(input_tokens=length)) for text, length in said]
 
     @torch.inference_mode()
-    def answer(self, rows: Sequence[Asked]) -> list[GenerationResult]:
+    def answer(self, rows: Sequence[Asked]) -> list[Said]:
         """Requests with the same settings, answered together; each says how long its pruned prompt was."""
         vlm = self.vlm
         if rows[0].messages is None:
@@ -102,10 +107,8 @@ class Simple(lmms):
         ids = vlm.decoder.generate(lm, vlm.prompt_counts(batch, vlm.counts(tokens)), **rows[0].settings)
         texts = vlm.backbone.tokenizer.batch_decode(ids, skip_special_tokens=True)
         lengths = lm.attention_mask.sum(-1).tolist()
-        return [
-            GenerationResult(cut(text.strip(), row.until), TokenCounts(input_tokens=length))
-            for row, text, length in zip(rows, texts, lengths, strict=True)
-        ]
+        cuts = [cut(text.strip(), row.until) for row, text in zip(rows, texts, strict=True)]
+        return list(zip(cuts, lengths, strict=True))
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Refused: a pruned model answers, it does not rank given answers."""

@@ -64,7 +64,9 @@ def match_times(rows: Sequence[Row], speed: Sequence[Row]) -> list[dict[str, Any
         same = [
             one
             for one in speed
-            if one["method"] == row["method"] and one["batch"] == 1 and one.get("num_kept") == row["keep"]
+            if one["method"] == row["method"]
+            and one["batch"] == 1
+            and row["keep"] in (one.get("keep"), one.get("num_kept"))
         ]
         same.sort(key=lambda one: one["path"] != "fast")
         if same:

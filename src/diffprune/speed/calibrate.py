@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from diffprune.evaluate.downscale import DOWNSCALE
 from diffprune.methods.base import LayerPruner
 from diffprune.methods.options import parse_method
 from diffprune.nn.language import LanguageSpec
@@ -30,7 +31,7 @@ def measured_rows(results: Results, path: str) -> list[dict[str, Any]]:
 
 def is_even(row: dict[str, Any]) -> bool:
     """Whether the row's language model holds the same tokens in all layers: to such rows curves are fitted."""
-    return not parse_method(row["method"]).kind.is_inside
+    return row["method"] == DOWNSCALE or not parse_method(row["method"]).kind.is_inside
 
 
 def even_rows(results: Results, path: str) -> list[dict[str, Any]]:

@@ -106,23 +106,34 @@ def encoder_flops(config: Any, num_visual: int) -> int:
     """
     vision = config.vision_config
     spec = BACKBONES.get(config.model_type).tower_block(config)
-    merge = getattr(vision, "spatial_merge_size", 1)
-    patches = num_visual * merge * merge
-    pixels = 3 * vision.patch_size**2 * getattr(vision, "temporal_patch_size", 1)
+    patches = num_visual * patches_per_token(config)
+    patch, size = (_side(getattr(vision, name, 0)) for name in ("patch_size", "image_size"))
+    pixels = 3 * patch**2 * getattr(vision, "temporal_patch_size", 1)
     depth = getattr(vision, "depth", None) or vision.num_hidden_layers
     embedding = 2 * patches * pixels * spec.width
     if hasattr(vision, "window_size"):
         full = len(vision.fullatt_block_indexes)
-        window = (vision.window_size // vision.patch_size) ** 2
+        window = (vision.window_size // patch) ** 2
         blocks = full * block_flops(spec, patches) + (depth - full) * block_flops(spec, patches, window)
-    elif merge > 1:  # native resolution, every block over the whole picture
+    elif hasattr(vision, "spatial_merge_size"):  # native resolution, every block over the whole picture
         blocks = depth * block_flops(spec, patches)
     else:
-        tile = (vision.image_size // vision.patch_size) ** 2
-        extra = 1 if getattr(vision, "model_type", "").startswith("clip") else 0  # [CLS]
+        tile = (size // patch) ** 2
+        extra = 1 if getattr(vision, "model_type", "").startswith(("clip", "internvl")) else 0  # [CLS]
         tiles, rest = divmod(patches, tile)
         blocks = depth * (tiles * block_flops(spec, tile + extra) + (block_flops(spec, rest + extra) if rest else 0))
     return embedding + blocks
+
+
+def patches_per_token(config: Any) -> int:
+    """Patches of the tower that become one language token."""
+    merge = getattr(config.vision_config, "spatial_merge_size", None) or getattr(config, "scale_factor", 1)
+    return round(merge / getattr(config, "downsample_ratio", 1)) ** 2
+
+
+def _side(length: int | Sequence[int]) -> int:
+    """Of a square; some configurations name both sides."""
+    return length if isinstance(length, int) else length[0]
 
 
 def projector_flops(config: Any, num_tokens: int) -> int:

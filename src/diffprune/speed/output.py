@@ -17,7 +17,8 @@ NOTES = (
     "allocated, kv_bytes_predicted in closed form. decode_tok_s: one step after the other, in an answer whose lengths "
     "were all seen before; decode_first_tok_s: in the first such answer. Methods inside the language model: on the "
     "eager path pruner_ms is the time of their choices, taken out of prefill_ms; on the fast path it is a part of "
-    "prefill_ms."
+    "prefill_ms. downscale: the full model on a picture made smaller; num_visual is what that one becomes, and so is "
+    "num_kept, at most the budget."
 )
 ABOUT = ("name", "backbone", "method", "keep", "path", "precision")  # what a row is about, beside its sizes
 NOT_RUN = "Not run for want of time: "

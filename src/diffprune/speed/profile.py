@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from diffprune.backbones.prompts import Batch
+from diffprune.evaluate.downscale import DOWNSCALE, require_forms
 from diffprune.model import PrunedVLM
 from diffprune.speed.measure import (
     DECODE_STEPS,
@@ -25,7 +26,7 @@ from diffprune.speed.measure import (
 )
 from diffprune.speed.output import in_words, row_key
 from diffprune.speed.plan import TEXT_BUCKETS
-from diffprune.speed.subject import load_subject, make_batch, with_method
+from diffprune.speed.subject import deployed, load_subject, make_batch
 from diffprune.speed.timing import RUNS, copy_bandwidth, matrix_rate
 
 EAGER_SHARE = 0.55  # of the time of a run on both paths, before the first fast row
@@ -45,8 +46,9 @@ class ProfileSettings:
         backbone: A preset, a reference model, or a folder.
         random_weights: Build the preset's real size on the device instead of loading it.
         tiny: With random weights, the small model of the same kind.
-        methods, keeps, texts, batches, paths: Every combination is one row; `full` is run once whatever the budget.
-            Texts come in the order given, so that every method has the first before any has the second.
+        methods, keeps, texts, batches, paths: Every combination is one row; `full` is run once whatever the budget,
+            and `downscale` is the full model on a picture made smaller, before the vision tower. Texts come in the
+            order given, so that every method has the first before any has the second.
         image: (width, height) of the picture.
         runs: Timed calls of each stage.
         text_buckets: Of the fast path; its own where empty.
@@ -83,14 +85,17 @@ class ProfileSettings:
         return self.decode and (not self.decode_methods or method in self.decode_methods)
 
     def load(self) -> PrunedVLM:
-        """The model to be measured, without pruning."""
-        return load_subject(
+        """The model to be measured, without pruning; a `ValueError` where it cannot take a smaller picture and must."""
+        subject = load_subject(
             self.backbone,
             random_weights=self.random_weights,
             tiny=self.tiny,
             device=self.device,
             dtype=self.dtype,
         )
+        if DOWNSCALE in self.methods:
+            require_forms(subject)
+        return subject
 
     def runs_on(self, path: str, method: str) -> bool:
         """Whether that method is measured on that path."""
@@ -202,7 +207,7 @@ def measure_method(
 ) -> dict[str, Any]:
     """What is measured of one row; where that fails, the reason."""
     try:
-        vlm, compiled = make_ready(settings, subject, head, weights)
+        vlm, batch, compiled = make_ready(settings, subject, head, batch, weights)
         decode = settings.decodes(head["method"])
         return (
             measure(vlm, batch, head["path"], hardware, device=settings.device, runs=settings.runs, decode=decode)
@@ -213,21 +218,23 @@ def measure_method(
 
 
 def make_ready(
-    settings: ProfileSettings, subject: PrunedVLM, head: Mapping[str, Any], weights: "FastWeights"
-) -> tuple[PrunedVLM, dict[str, float]]:
-    """The model with the row's method on its path, and how long that took to compile."""
-    vlm = with_method(subject, head["method"], keep=head["keep"], dtype=settings.dtype)
+    settings: ProfileSettings, subject: PrunedVLM, head: Mapping[str, Any], batch: Batch, weights: "FastWeights"
+) -> tuple[PrunedVLM, Batch, dict[str, float]]:
+    """The model with the row's method on its path, the batch that it is given, and how long that took to compile."""
+    vlm, size = deployed(subject, head["method"], keep=head["keep"], dtype=settings.dtype, size=settings.image)
+    if head["method"] == DOWNSCALE:
+        batch = make_batch(vlm, size=size, num_text=head["num_text"], batch=head["batch"])
     if head["path"] == "eager":
-        return vlm, {}
+        return vlm, batch, {}
     start = time.perf_counter()
     decode = settings.decodes(head["method"])
-    weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], decode=decode)
+    weights.compile(vlm, batches=[head["batch"]], texts=[head["num_text"]], size=size, decode=decode)
     report, compiled = vlm.fast.report, {"compile_s": time.perf_counter() - start}
     if settings.precision == "model":
-        return vlm, compiled
+        return vlm, batch, compiled
     if report.precision != settings.precision:
         raise ValueError(f"precision {settings.precision!r} is none that this device has; leave --precision out")
-    return vlm, compiled | {"logit_error": report.logit_error}
+    return vlm, batch, compiled | {"logit_error": report.logit_error}
 
 
 def kernels_of(
@@ -235,7 +242,7 @@ def kernels_of(
 ) -> dict[str, list[str]]:
     """The slowest kernels of a row's stages; after all rows were timed, for the profiler slows what follows it."""
     try:
-        vlm, _ = make_ready(settings, subject, head, weights)
+        vlm, batch, _ = make_ready(settings, subject, head, batch, weights)
         stages = make_request(vlm, batch, head["path"]).stages
         keys = {"kernels": "prefill", "encode_kernels": "encode", "pruner_kernels": "pruner"}
         return {
@@ -254,7 +261,9 @@ class FastWeights:
         self.settings = settings
         self.first: Any = None
 
-    def compile(self, vlm: PrunedVLM, *, batches: Sequence[int], texts: Sequence[int], decode: bool) -> None:
+    def compile(
+        self, vlm: PrunedVLM, *, batches: Sequence[int], texts: Sequence[int], size: tuple[int, int], decode: bool
+    ) -> None:
         """The fast path of this method for these shapes alone: each shape more is compiled on its own, for seconds."""
         settings = self.settings
         options: dict[str, Any] = {}
@@ -266,7 +275,7 @@ class FastWeights:
             keep=vlm.budget.keep,
             batch_sizes=tuple(batches),
             text_buckets=tuple({text_bucket(text, settings.text_buckets or TEXT_BUCKETS) for text in texts}),
-            image_sizes=(settings.image,),
+            image_sizes=(size,),
             precision=settings.precision,
             max_new_tokens=DECODE_WARM_UP + DECODE_STEPS + 2 if decode else 1,
             **options,

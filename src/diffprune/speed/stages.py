@@ -115,14 +115,7 @@ class EagerRequest:
         if self.cuts is not None:
             hidden, cache = loop.prefill(self.vlm.backbone, self.lm, self.cuts, self.counts)
         else:
-            lm = self.lm
-            out = base.model(
-                inputs_embeds=lm.inputs_embeds,
-                attention_mask=lm.attention_mask,
-                position_ids=lm.position_ids,
-                use_cache=True,
-                **lm.extra,
-            )
+            out = self.vlm.backbone.prefill(self.lm, use_cache=True)
             hidden, cache = out.last_hidden_state[:, -1], out.past_key_values
         return base.lm_head(hidden).argmax(-1), cache
 

@@ -8,6 +8,7 @@ from PIL import Image
 from torch import nn
 
 from diffprune.backbones.prompts import Batch
+from diffprune.evaluate.downscale import DOWNSCALE, no_form, shrink, with_form
 from diffprune.loading import load_base
 from diffprune.methods.naming import split_methods
 from diffprune.methods.options import parse_method
@@ -41,6 +42,18 @@ def with_method(subject: PrunedVLM, name: str, *, keep: int | float, dtype: torc
     randomise(vlm.method)
     vlm.method.to(dtype)
     return vlm
+
+
+def deployed(
+    subject: PrunedVLM, name: str, *, keep: int | float, dtype: torch.dtype, size: tuple[int, int]
+) -> tuple[PrunedVLM, tuple[int, int]]:
+    """The model that a row measures, and the size of the pictures that it is given: for `downscale` a smaller one."""
+    if name != DOWNSCALE:
+        return with_method(subject, name, keep=keep, dtype=dtype), size
+    form = shrink(subject, size, keep)
+    if form is None:
+        raise ValueError(no_form(subject, size, keep))
+    return with_method(with_form(subject, form), "full", keep=1.0, dtype=dtype), form.size
 
 
 @torch.no_grad()
@@ -101,5 +114,6 @@ def check_methods(text: str) -> list[str]:
     if not wanted:
         raise ValueError("no method was named; give some, for example --methods full,diffprune")
     for name in wanted:
-        parse_method(name)
+        if name != DOWNSCALE:
+            parse_method(name)
     return wanted

@@ -17,7 +17,7 @@ from diffprune.backbones.prompts import Batch
 from diffprune.model import PrunedVLM
 from diffprune.speed.profile import FastWeights, ProfileSettings, Report, cases, eager_first, first_line, release
 from diffprune.speed.stages import EagerRequest
-from diffprune.speed.subject import make_batch, with_method
+from diffprune.speed.subject import deployed, make_batch
 from diffprune.speed.timing import synchronize
 
 NOTES = (
@@ -55,7 +55,7 @@ def throughput(settings: ProfileSettings, report: Report = lambda rows: None) ->
             if not settings.runs_on(path, method):
                 continue
             head = {"method": method, "keep": keep, "backbone": settings.backbone, "path": path}
-            vlm = None
+            vlm, size = None, settings.image
             for batch in settings.batches:
                 for num_text in settings.texts:
                     if time.monotonic() > deadline:
@@ -63,10 +63,11 @@ def throughput(settings: ProfileSettings, report: Report = lambda rows: None) ->
                     row = {**head, "batch": batch, "num_text": num_text}
                     try:
                         if vlm is None:
-                            vlm = with_method(subject, method, keep=keep, dtype=settings.dtype)
+                            vlm, size = deployed(subject, method, keep=keep, dtype=settings.dtype, size=settings.image)
                             if path == "fast":
-                                weights.compile(vlm, batches=settings.batches, texts=settings.texts, decode=False)
-                        row |= measure_loop(settings, vlm, path, batch, num_text)
+                                shapes = {"batches": settings.batches, "texts": settings.texts}
+                                weights.compile(vlm, **shapes, size=size, decode=False)
+                        row |= measure_loop(vlm, size, path, batch, num_text)
                         if method == "full":
                             full[path, batch, num_text] = row["requests_s"]
                         if (path, batch, num_text) in full:
@@ -80,13 +81,11 @@ def throughput(settings: ProfileSettings, report: Report = lambda rows: None) ->
     return rows
 
 
-def measure_loop(settings: ProfileSettings, vlm: PrunedVLM, path: str, batch: int, num_text: int) -> dict[str, Any]:
-    """Requests per second and percentiles of the time to first token."""
-    pool = [
-        make_batch(vlm, size=settings.image, num_text=num_text, batch=batch, seed=turn * batch) for turn in range(POOL)
-    ]
+def measure_loop(vlm: PrunedVLM, size: tuple[int, int], path: str, batch: int, num_text: int) -> dict[str, Any]:
+    """Requests per second and percentiles of the time to first token, for pictures of (width, height)."""
+    pool = [make_batch(vlm, size=size, num_text=num_text, batch=batch, seed=turn * batch) for turn in range(POOL)]
     request = EagerRequest(vlm, pool[0])
-    rounds = closed_loop(answer_with(vlm, path), pool, settings.device)
+    rounds = closed_loop(answer_with(vlm, path), pool, str(vlm.base.device))
     waits = sorted(rounds)
     return {
         "num_visual": request.num_visual,
