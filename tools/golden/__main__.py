@@ -8,7 +8,7 @@ Parts (all where none is named):
     kept     every method on three families at two budgets: kept indices, greedy tokens, the loss of those that learn
     fast     greedy tokens of the fast path on the CPU
     resume   a training run killed by SIGKILL and resumed ends with the weights of the unbroken run
-    answers  the shipped pruner and every method without training on the scenes tasks; takes long and is written as it
+    answers  a trained pruner and every method without training on the scenes tasks; takes long and is written as it
              goes: started again, it leaves out the methods that are in its file
 
 Losses and weights are compared bit for bit, on one thread of a CPU. Another kind of CPU may round differently: there,

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.golden import ROOT, Row, digest, shipped, weights_digest
+from tools.golden import ROOT, Row, digest, weights_digest
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -188,10 +188,11 @@ def kill_after(count: int, folder: Path, arguments: Sequence[str]) -> None:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 PRUNER = "scenes-llava-diffprune"
+SHIPPED_AT = "b9e068a"  # the last commit with the scorer that the answers were recorded with
 EVAL = ("--keep", "64,32", "--tasks", "scenes", "--questions", "50", "--seeds", "0", "--device", "cpu")
 # Methods that are measured in one process, which encodes the pictures once with what they need; `full` comes along.
 GROUPS = (
-    ("diffprune", "centre"),  # with the shipped pruner
+    ("diffprune", "centre"),  # with a trained pruner
     ("average_pool", "feature_norm", "gots", "random", "tome", "uniform_grid"),
     ("agilepruner", "cls_attention", "fastervlm", "holov", "prunesid", "visionzip", "vispruner"),
     ("cdpruner", "divprune", "mmtok", "text_cluster"),
@@ -206,10 +207,19 @@ def untrained() -> list[str]:
     return [one["name"] for one in json.loads(told) if not one["trained"]]
 
 
-def answer_rows(pruner: str, methods: Sequence[str]) -> list[Row]:
+def recorded_pruner(folder: Path) -> Path:
+    """The pruner that the answers were recorded with, out of git: another one ships today."""
+    path = f"lab/diffprune_lab/assets/{PRUNER}"
+    packed = subprocess.run(["git", "archive", SHIPPED_AT, path], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=packed, check=True)
+    return folder / path
+
+
+def answer_rows(methods: Sequence[str], *, with_pruner: bool) -> list[Row]:
     """The rows of one `diffprune eval`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "x.json"
+        pruner = str(recorded_pruner(Path(folder))) if with_pruner else "none"
         run_command("eval", "--pruner", pruner, "--methods", ",".join(methods), *EVAL, "--out", str(out))
         return read_answers(out.with_suffix(".answers.json"))
 
@@ -231,14 +241,13 @@ def read_answers(path: Path) -> list[Row]:
 
 
 def record_answers(known: Sequence[Row] = ()) -> Iterator[Row]:
-    """Answers of the shipped pruner and of methods without training; groups of methods that are known are left out."""
+    """Answers of a trained pruner and of methods without training; groups of methods that are known are left out."""
     done = {row["method"] for row in known}
     grouped = {"full", *(name for group in GROUPS for name in group)}
     others = tuple(name for name in untrained() if name not in grouped)  # that came later
     for group in (*GROUPS, *([others] if others else [])):
         if not set(group) <= done:
-            pruner = str(shipped(PRUNER)) if "diffprune" in group else "none"
             asked = [name for name in group if name != "diffprune"]
-            found = answer_rows(pruner, ["full", *asked])
+            found = answer_rows(["full", *asked], with_pruner="diffprune" in group)
             yield from (row for row in found if row["method"] not in done)
             done |= {row["method"] for row in found}

@@ -108,7 +108,7 @@ def difference(rows: dict[str, Row], ours: str, other: str) -> Found | None:
 def next_best(rows: dict[str, Row]) -> str | None:
     """The method with the most retention that is neither ours nor a control or an ablation of ours.
 
-    Methods inside the language model count where its layers hold K visual tokens on average, not only after the last cut.
+    Methods inside the language model count where its layers hold K visual tokens on average, not after the last cut.
     """
     rivals = [
         name
