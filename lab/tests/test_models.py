@@ -10,7 +10,7 @@ from diffprune.model import PrunedVLM
 
 def test_the_scorer_that_ships_is_loaded_by_its_name() -> None:
     vlm = PrunedVLM.from_pretrained("scenes-llava-diffprune", keep=64)
-    assert vlm.method.name == "diffprune" and vlm.base.config.image_seq_length == 576
+    assert vlm.method.name == "diffprune-diverse" and vlm.base.config.image_seq_length == 576
 
 
 def test_a_model_without_a_shipped_scorer_has_none_by_that_name() -> None:
