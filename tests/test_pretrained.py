@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -221,10 +222,14 @@ def test_one_changed_weight_anywhere_in_the_tower_is_another_base(tmp_path: Path
     model.load_state_dict(tiny.build("llava")[0].state_dict())
     weight = max(model.model.vision_tower.parameters(), key=lambda one: one.numel())
     assert weight.numel() > 4096
-    with torch.no_grad():
-        weight.view(-1)[1] += 1.0  # between the values that were once sampled
-    with pytest.raises(ValueError, match="their vision weights differ"):
-        PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+    projected = max(model.model.multi_modal_projector.parameters(), key=lambda one: one.numel())
+    for one in (weight, projected):
+        with torch.no_grad():
+            one.view(-1)[1] += 1.0  # between the values that were once sampled
+        with pytest.raises(ValueError, match="their vision weights differ"):
+            PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+        with torch.no_grad():
+            one.view(-1)[1] -= 1.0
 
 
 # A name that is no folder --------------------------------------------------------------------------------------------
@@ -240,6 +245,22 @@ def test_the_hub_is_not_asked_for_a_folder_without_saying_so(caplog: pytest.LogC
         ):
             load("runs/llava-k64")
         assert "there is no folder runs/llava-k64 here: asking the hub" in caplog.text
+
+
+def test_nothing_is_said_of_the_hub_where_its_files_lie_in_a_cache_of_the_user_s(tmp_path: Path, caplog) -> None:
+    base = runs.save_model(tmp_path / "base")
+    cache = tmp_path / "cache" / "models--owner--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc123")
+    shutil.copytree(base, cache / "snapshots" / "abc123")
+    loading.load_base("owner/model", cache_dir=tmp_path / "cache")
+    loading.say_hub_is_asked("owner/model", cache_dir=tmp_path / "cache")
+    assert "asking the hub" not in caplog.text
+    loading.say_hub_is_asked("owner/model")
+    assert "asking the hub" in caplog.text
+    (cache / "snapshots" / "abc123" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"is only partly downloaded \(model\.safetensors is missing in .*abc123"):
+        loading.load_base("owner/model", cache_dir=tmp_path / "cache")
 
 
 def test_only_the_files_of_a_pruner_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +329,19 @@ def test_a_base_model_beside_a_saved_pruner_is_not_ignored(command, tmp_path: Pa
     code = cli._run([command, "--image", str(tmp_path / "a.png"), "--pruner", "p", "--model", "random", *question])
     printed = capsys.readouterr().err
     assert code != 0 and "--pruner p brings its own base model, so --model random would be ignored" in printed
+
+
+def test_a_method_beside_a_saved_pruner_is_taken_or_refused_and_not_ignored(tmp_path: Path, capsys) -> None:
+    tiny.picture().save(tmp_path / "a.png")
+    pruner = tmp_path / "pruner"
+    make().save_pretrained(pruner, base_id=str(runs.save_model(tmp_path / "base")))
+    asked = ["ask", "--image", str(tmp_path / "a.png"), "--pruner", str(pruner), "--device", "cpu", "--json", "What?"]
+    assert cli._run([*asked, "--method", "random"]) == 2
+    assert "random" in capsys.readouterr().err.splitlines()[-1]
+    assert cli._run([*asked, "--method", "diffprune-diverse"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "diffprune-diverse"
+    loaded = api.load_vlm(str(pruner), method="diffprune-diverse", device="cpu")
+    assert loaded.method.name == "diffprune-diverse"
 
 
 # Code beside a model -------------------------------------------------------------------------------------------------
