@@ -168,7 +168,10 @@ def test_folders_of_the_user_are_left_alone(tmp_path):
     for name in ("checkpoint-best", "checkpoint-000001-copy", "checkpoint-000000"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.txt").write_text("mine")
-    for step in range(1, 5):
+    save_checkpoint(tmp_path, 1, some(1), keep=1)
+    for name in ("checkpoint-best", "checkpoint-000001-copy"):  # as the user copied them
+        shutil.copy(tmp_path / "checkpoint-000001" / "state.json", tmp_path / name)
+    for step in range(2, 5):
         save_checkpoint(tmp_path, step, some(step), keep=1)
     assert len(list(tmp_path.glob("checkpoint-*/mine.txt"))) == 3
     assert load_latest(tmp_path).state == {"step": 4}
@@ -219,6 +222,29 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         pass
     with alone_in(tmp_path / "run"):  # free again
         pass
+
+
+def test_the_lock_lies_in_the_run_s_own_folder_and_is_no_link(tmp_path):
+    with alone_in(tmp_path / "run"), alone_in(tmp_path / "other"):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "run" / ".lock").unlink()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(ValueError, match="is a symbolic link and is not replaced"), alone_in(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(config, server, unbroken):
+    folder = config.parent / "damaged"
+    shutil.copytree(unbroken, folder)
+    newest = last(folder)
+    weights = newest / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    server.start("train", "--config", str(config), "--out", str(folder), "--resume")
+    assert server.wait() == 0, server.log.read_text()
+    assert (folder / f"damaged-{newest.name}").is_dir() and load_latest(folder).state["step"] == STEPS
+    assert_same_run(folder, unbroken)
 
 
 def test_checkpoints_without_their_config_are_not_gone_on_with(config, tmp_path):

@@ -18,6 +18,7 @@ from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from diffprune.train import folder as folder_module
 from diffprune.train import trainer as trainer_module
+from diffprune.train.folder import alone_in
 from diffprune.train.frozen import ask_hub_once, compiled, load_frozen, recomputing
 from diffprune.train.objective import Objective
 from diffprune.train.sources import open_feed
@@ -281,6 +282,12 @@ def test_a_folder_with_another_run_is_refused_and_a_changed_config_is_shown(disk
             budget={"keep": 5}, resume=True)  # fmt: skip
     (tmp_path / "run.yaml").unlink()
     refused(disk, tmp_path, "holds a saved model or pruner already", optim={"steps": 1})
+
+
+def test_a_run_beside_another_in_its_folder_is_refused(disk: Path, tmp_path: Path) -> None:
+    with alone_in(tmp_path):
+        refused(disk, tmp_path, "another run is writing into", optim={"steps": 1})
+    assert not (tmp_path / "run.yaml").exists()
 
 
 def test_a_folder_of_an_earlier_version_goes_on(disk: Path, tmp_path: Path) -> None:

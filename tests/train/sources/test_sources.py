@@ -10,11 +10,13 @@ import datasets
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
 from diffprune import doors
 from diffprune.config import DataConfig
 from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.sources import open_feed
+from diffprune.train.sources.rows import read_row
 from diffprune.train.sources.stream import StreamFeed
 from diffprune.train.sources.table import choose_rows
 from tests import tiny
@@ -206,6 +208,19 @@ def test_a_broken_row_says_what_is_wrong_with_it(row: str, reason: str, tmp_path
     feed = open_feed(DataConfig(name=str(folder), validation=0), 42)
     (broken,) = [sample for sample in read_all(feed, 0, 3) if isinstance(sample, Broken)]
     assert broken.id == 2 and reason in broken.reason
+
+
+@pytest.mark.parametrize("kind", ["path", "bytes", "picture"])
+def test_pictures_of_training_data_are_turned_as_their_exif_orientation_says(kind: str, tmp_path: Path) -> None:
+    stored = tiny.picture(1, (30, 20))
+    exif = stored.getexif()
+    exif[0x0112] = 6  # as a phone held upright stores it
+    stored.save(tmp_path / "a.jpg", exif=exif)
+    content = (tmp_path / "a.jpg").read_bytes()
+    with Image.open(tmp_path / "a.jpg") as opened:
+        value = {"path": "a.jpg", "bytes": {"bytes": content, "path": None}, "picture": opened}[kind]
+        row = read_row(0, {"image": value, "caption": "a ring"}, DataConfig(name="x"), tmp_path)
+    assert isinstance(row, Sample) and row.picture.size == (20, 30)
 
 
 def test_damaged_pictures_and_talks_are_broken_rows(tmp_path: Path) -> None:
