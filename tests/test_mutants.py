@@ -22,6 +22,12 @@ def test_a_fault_is_named_by_the_fix_that_it_undoes() -> None:
     assert read_table(text)[1].name == "a.py: c -> d (undoes: the lock)"
 
 
+def test_a_fault_may_name_one_test_of_a_file() -> None:
+    (fault,) = read_table("@ schedules.py | tests/a.py::test_b tests/a.py::test_c tests/d.py\n- a\n+ b")
+    assert fault.tests == ("tests/a.py::test_b", "tests/a.py::test_c", "tests/d.py")
+    assert fault.test_files == ("tests/a.py", "tests/d.py")
+
+
 def test_the_test_that_saw_a_fault_is_read_from_what_pytest_says() -> None:
     said = ["FAILED tests/a.py::test_b[c] - assert 1 == 2", "!!! stopping after 1 failures !!!", "1 failed in 2s"]
     assert seen_by(said) == "tests/a.py::test_b[c]"

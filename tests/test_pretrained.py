@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -347,31 +347,47 @@ def test_a_method_beside_a_saved_pruner_is_taken_or_refused_and_not_ignored(tmp_
 # Code beside a model -------------------------------------------------------------------------------------------------
 
 
-def plant_code(folder: Path, mark: Path) -> None:
-    """A model's folder whose every part names Python of its own, which would leave a mark."""
+ODD: dict[str, dict[str, str]] = {  # by file what makes transformers look for a class in the folder's own code
+    "config": {"model_type": "planted"},
+    "preprocessor_config": {"image_processor_type": "Planted"},
+    "processor_config": {"processor_class": "Planted"},
+}
+
+
+def plant_code(folder: Path, mark: Path, odd: str = "") -> None:
+    """A model's folder whose every part names Python of its own, which would leave a mark.
+
+    Args:
+        odd: The file, without its ending, whose class transformers does not know.
+    """
     names = {"AutoConfig": "C", "AutoModelForImageTextToText": "M", "AutoProcessor": "P", "AutoImageProcessor": "I"}
     (folder / "planted.py").write_text(
-        f"open({str(mark)!r}, 'w').close()\nclass C: pass\nclass M: pass\nclass P: pass\n"
+        f"open({str(mark)!r}, 'w').close()\nclass C: pass\nclass M: pass\nclass P: pass\nclass I: pass\n"
     )
     maps = {key: f"planted.{name}" for key, name in names.items()} | {"AutoTokenizer": ["planted.T", "planted.T"]}
     for file in ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
         if (folder / file).is_file():
             found = json.loads((folder / file).read_text())
-            (folder / file).write_text(json.dumps(found | {"auto_map": maps}))
+            more = ODD[odd] if file.removesuffix(".json") == odd else {}
+            (folder / file).write_text(json.dumps(found | {"auto_map": maps} | more))
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_code_beside_a_model_is_neither_run_nor_asked_about(known, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("odd", ["", *ODD])
+def test_code_beside_a_model_is_neither_run_nor_asked_about(odd: str, tmp_path: Path, monkeypatch) -> None:
     folder = stock.save_stock(tmp_path / "model", "llava")
-    plant_code(folder, tmp_path / "mark")
-    if not known:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"model_type": "planted"}))
+    plant_code(folder, tmp_path / "mark", odd)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on standard input"))
     train = lambda: load_frozen(BackboneConfig(name="llava", weights=str(folder), dtype="float32"), torch.device("cpu"))  # noqa: E731
     for load in (lambda: loading.load_base(folder), train, lambda: plan.describe(str(folder))):
-        with nullcontext() if known else pytest.raises(ValueError, match="model type 'planted' is not supported"):
-            load()
+        if odd == "config":
+            with pytest.raises(ValueError, match="model type 'planted' is not supported"):
+                load()
+        else:
+            with suppress(ValueError):  # a class that is not known may be refused
+                load()
+    if odd == "preprocessor_config":
+        with pytest.raises(ValueError, match=r"^the processor of .* needs code that lies beside it, and no such code"):
+            loading.load_base(folder)
     with pytest.raises(ValueError, match=r"trust_remote_code=True would run code from .*; it is not needed"):
         loading.load_base(folder, trust_remote_code=True)
     assert not (tmp_path / "mark").exists()

@@ -189,8 +189,16 @@ def describe_base(name: str, given: str, **options: Any) -> Any:
 
 def describe_processor(name: str, model_type: str, **options: Any) -> Any:
     """The processor of a base model, before any weights: an error where it has none for pictures."""
-    with _explained(name, **options):
-        processor = load_processor(name, model_type, **options)
+    try:
+        with _explained(name, **options):
+            processor = load_processor(name, model_type, **options)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"the processor of {name} needs code that lies beside it, and no such code is run; save the stock "
+            f"processor of {model_type} there, or load both yourself: PrunedVLM(model, processor)"
+        ) from error
     if getattr(processor, "image_processor", None) is None:
         raise ValueError(
             f"{name} has no image processor (preprocessor_config.json or processor_config.json); save the processor "

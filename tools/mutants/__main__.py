@@ -44,7 +44,7 @@ class Fault(NamedTuple):
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # files, or single tests of them: file::name
     undoes: str = ""  # the fix that is gone with it
 
     @property
@@ -53,12 +53,16 @@ class Fault(NamedTuple):
         return f"{self.file}: {self.old} -> {self.new or 'nothing'}{undone}"
 
     @property
+    def test_files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(test.partition("::")[0] for test in self.tests))
+
+    @property
     def source(self) -> Path:
         return Path("src/diffprune") / self.file
 
     def digest(self) -> str:
         """What the outcome depends on: the fault, its file and its tests."""
-        parts = [repr(self).encode(), *((ROOT / path).read_bytes() for path in (self.source, *self.tests))]
+        parts = [repr(self).encode(), *((ROOT / path).read_bytes() for path in (self.source, *self.test_files))]
         return hashlib.blake2b(b"\0".join(parts), digest_size=12).hexdigest()
 
     def number_of_places(self) -> int:
@@ -94,7 +98,7 @@ def stale(faults: Sequence[Fault]) -> list[str]:
         for fault in faults
         if (places := fault.number_of_places()) != 1
     ]
-    missing = {path for fault in faults for path in fault.tests if not (ROOT / path).is_file()}
+    missing = {path for fault in faults for path in fault.test_files if not (ROOT / path).is_file()}
     return found + [f"{path} is named as a test and is not there" for path in sorted(missing)]
 
 
@@ -198,7 +202,7 @@ def seen_by(tail: Sequence[str]) -> str:
 
 def untouched(faults: Sequence[Fault]) -> Fault:
     """A fault that changes nothing, with the tests of all: seen by none, else the others prove nothing."""
-    return Fault("__init__.py", "", "", tuple(sorted({path for fault in faults for path in fault.tests})))
+    return Fault("__init__.py", "", "", tuple(sorted({path for fault in faults for path in fault.test_files})))
 
 
 def known(record: Path) -> dict[str, dict[str, object]]:

@@ -210,6 +210,14 @@ def test_a_broken_row_says_what_is_wrong_with_it(row: str, reason: str, tmp_path
     assert broken.id == 2 and reason in broken.reason
 
 
+@pytest.mark.parametrize("column", ["caption", "question"])
+def test_half_a_surrogate_pair_is_a_broken_row_wherever_it_comes_from(column: str, tmp_path: Path) -> None:
+    """Rows of the hub or of a package are no JSON that is checked when it is read."""
+    row = {"image": tiny.picture(1), "caption": "a ring", column: "half \ud800"}
+    broken = read_row(3, row, DataConfig(name="x"), tmp_path)
+    assert broken == Broken(3, f"the {column} holds half a surrogate pair at 5, which is no character")
+
+
 @pytest.mark.parametrize("kind", ["path", "bytes", "picture"])
 def test_pictures_of_training_data_are_turned_as_their_exif_orientation_says(kind: str, tmp_path: Path) -> None:
     stored = tiny.picture(1, (30, 20))
