@@ -254,21 +254,27 @@ def test_checkpoints_without_their_config_are_not_gone_on_with(config, tmp_path)
     assert not (tmp_path / "run.yaml").exists() and load_latest(tmp_path) is not None
 
 
-def test_a_run_does_not_go_on_with_another_base_model(config, server, unbroken):
-    folder = config.parent / "other_base"
+@pytest.mark.parametrize("part", ["language_model", "vision_tower"])
+def test_a_run_does_not_go_on_with_another_base_model(part, config, server, unbroken):
+    folder = config.parent / f"other_{part}"
     shutil.copytree(unbroken, folder)
     weights = next((config.parent / "model").glob("*.safetensors"))
     before = weights.read_bytes()
     tensors = safetensors.torch.load(before)
-    name = next(key for key in sorted(tensors) if "language_model" in key and key.endswith("weight"))
-    tensors[name] = tensors[name] + 0.5
+    name = max((key for key in sorted(tensors) if part in key), key=lambda key: tensors[key].numel())
+    if part == "vision_tower":
+        assert tensors[name].numel() > 4096
+        tensors[name].view(-1)[1] += 1.0  # a single value that is not among the samples
+    else:
+        tensors[name] = tensors[name] + 0.5
     safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
     try:
+        said = len(server.log.read_text())
         server.start("train", "--config", str(config), "--out", str(folder), "--resume")
         assert server.wait() == 2
     finally:
         weights.write_bytes(before)
-    assert "the run was started on another base model" in server.log.read_text()
+    assert "the run was started on another base model" in server.log.read_text()[said:]
 
 
 def test_random_generators_go_on_where_they_were():

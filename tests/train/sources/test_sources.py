@@ -14,6 +14,7 @@ from PIL import Image
 
 from diffprune import doors
 from diffprune.config import DataConfig
+from diffprune.extras import MissingExtraError
 from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.sources import open_feed
 from diffprune.train.sources.rows import read_row
@@ -161,7 +162,9 @@ def test_a_stream_is_sampled_like_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_the_hub_is_streamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = save_parquet(tmp_path / "parquet")
     load = datasets.load_dataset
 
@@ -172,12 +175,20 @@ def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(datasets, "load_dataset", from_disk)
     feed = open_feed(DataConfig(name="somebody/pictures", validation=4, buffer=5), 42)
+    assert "is no folder or file here: asking the hub for a dataset of that name" in caplog.text
     samples = [*feed.validation(), *read_all(feed, 0, COUNT - 4)]
     assert {sample.answer for sample in samples} == {runs.caption(index) for index in range(COUNT)}
     with pytest.raises(ValueError, match="needs to know how many rows somebody/pictures has"):
         open_feed(DataConfig(name="somebody/pictures", share=0.1), 42)
     with pytest.raises(ValueError, match="no column 'text' with captions; it has image, caption"):
         open_feed(DataConfig(name="somebody/pictures", caption="text"), 42)
+
+
+def test_a_version_of_datasets_that_runs_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(datasets, "__version__", "3.6.0")
+    with pytest.raises(MissingExtraError, match=r"datasets 3\.6\.0 can run a dataset's own code, .*'datasets>=4'"):
+        open_feed(DataConfig(name="somebody/pictures"), 42)
 
 
 def test_a_source_of_another_package_is_found_by_its_name_before_any_folder(tmp_path: Path, monkeypatch) -> None:
