@@ -162,9 +162,7 @@ def test_a_stream_is_sampled_like_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_of_the_hub_is_streamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_parquet(tmp_path / "parquet")
     load = datasets.load_dataset
 
@@ -175,13 +173,24 @@ def test_a_dataset_of_the_hub_is_streamed(
 
     monkeypatch.setattr(datasets, "load_dataset", from_disk)
     feed = open_feed(DataConfig(name="somebody/pictures", validation=4, buffer=5), 42)
-    assert "is no folder or file here: asking the hub for a dataset of that name" in caplog.text
     samples = [*feed.validation(), *read_all(feed, 0, COUNT - 4)]
     assert {sample.answer for sample in samples} == {runs.caption(index) for index in range(COUNT)}
     with pytest.raises(ValueError, match="needs to know how many rows somebody/pictures has"):
         open_feed(DataConfig(name="somebody/pictures", share=0.1), 42)
     with pytest.raises(ValueError, match="no column 'text' with captions; it has image, caption"):
         open_feed(DataConfig(name="somebody/pictures", caption="text"), 42)
+
+
+def test_the_hub_is_not_asked_for_data_without_saying_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        assert "data.name='my/pictures' is no folder or file here: asking the hub for a dataset" in caplog.text
+        raise ConnectionError
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match=r"'my/pictures' is neither .* that can be reached \(ConnectionError\)"):
+        open_feed(DataConfig(name="my/pictures"), 42)
 
 
 def test_a_version_of_datasets_that_runs_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +249,20 @@ def test_pictures_of_training_data_are_turned_as_their_exif_orientation_says(kin
         value = {"path": "a.jpg", "bytes": {"bytes": content, "path": None}, "picture": opened}[kind]
         row = read_row(0, {"image": value, "caption": "a ring"}, DataConfig(name="x"), tmp_path)
     assert isinstance(row, Sample) and row.picture.size == (20, 30)
+
+
+def test_a_damaged_row_group_is_broken_rows_and_the_others_are_read(tmp_path: Path) -> None:
+    folder = save_parquet(tmp_path / "parquet")
+    path = folder / "0.parquet"
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    start = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + 16] = b"\xff" * 16  # the header of its first page
+    path.write_bytes(content)
+    rows = read_all(open_feed(DataConfig(name=str(folder), validation=0), 42), 0, COUNT)
+    broken = [row for row in rows if isinstance(row, Broken)]
+    assert sorted(row.id for row in broken) == list(range(group.num_rows)) and group.num_rows < COUNT
+    assert all("row group 0 of 0.parquet is damaged" in row.reason for row in broken)
 
 
 def test_damaged_pictures_and_talks_are_broken_rows(tmp_path: Path) -> None:
