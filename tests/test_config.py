@@ -235,9 +235,9 @@ def test_the_yaml_is_plain(root):
 
 def test_aliases_of_aliases_are_refused_at_the_first_one(tmp_path):
     """Each level is ten times the one before: built, the last would hold ten billion values."""
+    with pytest.raises(ValueError, match=r"the alias \*a on line 1 is not taken"):
+        parse_override("optim.lr=[&a 1, *a]")
     levels = ["l0: &l0 [1, 1]"] + [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 11)]
     (tmp_path / "bomb.yaml").write_text("\n".join(levels))
     with pytest.raises(ValueError, match=r"bomb\.yaml: the alias \*l0 on line 2 is not taken; write the value out"):
         load_config(tmp_path / "bomb.yaml")
-    with pytest.raises(ValueError, match=r"the alias \*a on line 1 is not taken"):
-        parse_override("optim.lr=[&a 1, *a]")

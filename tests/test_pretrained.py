@@ -5,7 +5,8 @@ import errno
 import json
 import os
 import re
-from contextlib import nullcontext
+import shutil
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -221,10 +222,14 @@ def test_one_changed_weight_anywhere_in_the_tower_is_another_base(tmp_path: Path
     model.load_state_dict(tiny.build("llava")[0].state_dict())
     weight = max(model.model.vision_tower.parameters(), key=lambda one: one.numel())
     assert weight.numel() > 4096
-    with torch.no_grad():
-        weight.view(-1)[1] += 1.0  # between the values that were once sampled
-    with pytest.raises(ValueError, match="their vision weights differ"):
-        PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+    projected = max(model.model.multi_modal_projector.parameters(), key=lambda one: one.numel())
+    for one in (weight, projected):
+        with torch.no_grad():
+            one.view(-1)[1] += 1.0  # between the values that were once sampled
+        with pytest.raises(ValueError, match="their vision weights differ"):
+            PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
+        with torch.no_grad():
+            one.view(-1)[1] -= 1.0
 
 
 # A name that is no folder --------------------------------------------------------------------------------------------
@@ -240,6 +245,22 @@ def test_the_hub_is_not_asked_for_a_folder_without_saying_so(caplog: pytest.LogC
         ):
             load("runs/llava-k64")
         assert "there is no folder runs/llava-k64 here: asking the hub" in caplog.text
+
+
+def test_nothing_is_said_of_the_hub_where_its_files_lie_in_a_cache_of_the_user_s(tmp_path: Path, caplog) -> None:
+    base = runs.save_model(tmp_path / "base")
+    cache = tmp_path / "cache" / "models--owner--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc123")
+    shutil.copytree(base, cache / "snapshots" / "abc123")
+    loading.load_base("owner/model", cache_dir=tmp_path / "cache")
+    loading.say_hub_is_asked("owner/model", cache_dir=tmp_path / "cache")
+    assert "asking the hub" not in caplog.text
+    loading.say_hub_is_asked("owner/model")
+    assert "asking the hub" in caplog.text
+    (cache / "snapshots" / "abc123" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"is only partly downloaded \(model\.safetensors is missing in .*abc123"):
+        loading.load_base("owner/model", cache_dir=tmp_path / "cache")
 
 
 def test_only_the_files_of_a_pruner_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,34 +331,63 @@ def test_a_base_model_beside_a_saved_pruner_is_not_ignored(command, tmp_path: Pa
     assert code != 0 and "--pruner p brings its own base model, so --model random would be ignored" in printed
 
 
+def test_a_method_beside_a_saved_pruner_is_taken_or_refused_and_not_ignored(tmp_path: Path, capsys) -> None:
+    tiny.picture().save(tmp_path / "a.png")
+    pruner = tmp_path / "pruner"
+    make().save_pretrained(pruner, base_id=str(runs.save_model(tmp_path / "base")))
+    asked = ["ask", "--image", str(tmp_path / "a.png"), "--pruner", str(pruner), "--device", "cpu", "--json", "What?"]
+    assert cli._run([*asked, "--method", "random"]) == 2
+    assert "random" in capsys.readouterr().err.splitlines()[-1]
+    assert cli._run([*asked, "--method", "diffprune-diverse"]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "diffprune-diverse"
+    loaded = api.load_vlm(str(pruner), method="diffprune-diverse", device="cpu")
+    assert loaded.method.name == "diffprune-diverse"
+
+
 # Code beside a model -------------------------------------------------------------------------------------------------
 
 
-def plant_code(folder: Path, mark: Path) -> None:
-    """A model's folder whose every part names Python of its own, which would leave a mark."""
+ODD: dict[str, dict[str, str]] = {  # by file what makes transformers look for a class in the folder's own code
+    "config": {"model_type": "planted"},
+    "preprocessor_config": {"image_processor_type": "Planted"},
+    "processor_config": {"processor_class": "Planted"},
+}
+
+
+def plant_code(folder: Path, mark: Path, odd: str = "") -> None:
+    """A model's folder whose every part names Python of its own, which would leave a mark.
+
+    Args:
+        odd: The file, without its ending, whose class transformers does not know.
+    """
     names = {"AutoConfig": "C", "AutoModelForImageTextToText": "M", "AutoProcessor": "P", "AutoImageProcessor": "I"}
     (folder / "planted.py").write_text(
-        f"open({str(mark)!r}, 'w').close()\nclass C: pass\nclass M: pass\nclass P: pass\n"
+        f"open({str(mark)!r}, 'w').close()\nclass C: pass\nclass M: pass\nclass P: pass\nclass I: pass\n"
     )
     maps = {key: f"planted.{name}" for key, name in names.items()} | {"AutoTokenizer": ["planted.T", "planted.T"]}
     for file in ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
         if (folder / file).is_file():
             found = json.loads((folder / file).read_text())
-            (folder / file).write_text(json.dumps(found | {"auto_map": maps}))
+            more = ODD[odd] if file.removesuffix(".json") == odd else {}
+            (folder / file).write_text(json.dumps(found | {"auto_map": maps} | more))
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_code_beside_a_model_is_neither_run_nor_asked_about(known, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("odd", ["", *ODD])
+def test_code_beside_a_model_is_neither_run_nor_asked_about(odd: str, tmp_path: Path, monkeypatch) -> None:
     folder = stock.save_stock(tmp_path / "model", "llava")
-    plant_code(folder, tmp_path / "mark")
-    if not known:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"model_type": "planted"}))
+    plant_code(folder, tmp_path / "mark", odd)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on standard input"))
     train = lambda: load_frozen(BackboneConfig(name="llava", weights=str(folder), dtype="float32"), torch.device("cpu"))  # noqa: E731
     for load in (lambda: loading.load_base(folder), train, lambda: plan.describe(str(folder))):
-        with nullcontext() if known else pytest.raises(ValueError, match="model type 'planted' is not supported"):
-            load()
+        if odd == "config":
+            with pytest.raises(ValueError, match="model type 'planted' is not supported"):
+                load()
+        else:
+            with suppress(ValueError):  # a class that is not known may be refused
+                load()
+    if odd == "preprocessor_config":
+        with pytest.raises(ValueError, match=r"^the processor of .* needs code that lies beside it, and no such code"):
+            loading.load_base(folder)
     with pytest.raises(ValueError, match=r"trust_remote_code=True would run code from .*; it is not needed"):
         loading.load_base(folder, trust_remote_code=True)
     assert not (tmp_path / "mark").exists()

@@ -25,7 +25,11 @@ EXTRAS: dict[str, Extra] = {  # each is used by something: a test looks for it
     "vllm": Extra(("vllm",), "pruned models behind vLLM's server"),
 }
 
-VERSIONS = {"lmms_eval": ">=0.7.3", "vllm": ">=0.32,<0.33"}  # those that were tested, as pyproject.toml has them
+VERSIONS = {
+    "datasets": ">=4",
+    "lmms_eval": ">=0.7.3",
+    "vllm": ">=0.32,<0.33",
+}  # those that were tested, as pyproject.toml has them
 
 # Packages of others that are taken where they are there, and what changes then.
 OPTIONAL: dict[str, str] = {

@@ -153,14 +153,16 @@ def read_again(family: Any, name: str, processor: Any, *, revision: str | None =
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(name, **options)
+    options: dict[str, Any] = {} if revision is None else {"revision": revision}
+    config = AutoConfig.from_pretrained(name, **options, trust_remote_code=False)
     text = config.get_text_config()
     text.num_hidden_layers = 1
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
     with _quiet():  # it would list every layer that is left out
-        model = AutoModelForImageTextToText.from_pretrained(name, config=config, dtype="auto", **options)
+        model = AutoModelForImageTextToText.from_pretrained(
+            name, config=config, dtype="auto", **options, trust_remote_code=False
+        )
     return family(model, processor)
 
 

@@ -142,7 +142,7 @@ def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any
     quantised = kwargs.get("quantization_config") or getattr(described, "quantization_config", None)
     require_quantiser(name, quantised)
     processor = describe_processor(name, described.model_type, **hub_options(kwargs))
-    with _explained(name), _blaming(name, kwargs):
+    with _explained(name, **hub_options(kwargs)), _blaming(name, kwargs):
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             name, output_loading_info=True, **kwargs, trust_remote_code=False
         )
@@ -181,7 +181,7 @@ def describe_base(name: str, given: str, **options: Any) -> Any:
         require_config(Path(name))
     else:
         say_hub_is_asked(name, **options)
-    with _explained(name, given):
+    with _explained(name, given, **options):
         raw, _ = PreTrainedConfig.get_config_dict(name, **options)
         require_family(raw.get("model_type"))
         return AutoConfig.from_pretrained(name, **options, trust_remote_code=False)
@@ -189,8 +189,16 @@ def describe_base(name: str, given: str, **options: Any) -> Any:
 
 def describe_processor(name: str, model_type: str, **options: Any) -> Any:
     """The processor of a base model, before any weights: an error where it has none for pictures."""
-    with _explained(name):
-        processor = load_processor(name, model_type, **options)
+    try:
+        with _explained(name, **options):
+            processor = load_processor(name, model_type, **options)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"the processor of {name} needs code that lies beside it, and no such code is run; save the stock "
+            f"processor of {model_type} there, or load both yourself: PrunedVLM(model, processor)"
+        ) from error
     if getattr(processor, "image_processor", None) is None:
         raise ValueError(
             f"{name} has no image processor (preprocessor_config.json or processor_config.json); save the processor "
@@ -200,14 +208,21 @@ def describe_processor(name: str, model_type: str, **options: Any) -> Any:
 
 
 @contextmanager
-def _explained(name: str, given: str | None = None) -> Iterator[None]:
-    """Inside, an error of the hub's client becomes one sentence; one of this machine (a full disk) stays as it is."""
+def _explained(
+    name: str, given: str | None = None, *, revision: str | None = None, cache_dir: Any = None, **_: Any
+) -> Iterator[None]:
+    """Inside, an error of the hub's client becomes one sentence; one of this machine (a full disk) stays as it is.
+
+    Args:
+        given: The name as the user gave it.
+        revision, cache_dir: As the hub's client is given them.
+    """
     try:
         yield
     except OSError as error:
         if Path(name).is_dir() or error.errno is not None:  # with a number it is of this machine, not of the hub
             raise
-        cached = cached_folder(name)
+        cached = cached_folder(name, revision, cache_dir)
         if cached is not None and (missing := missing_weights(cached)):
             raise ValueError(
                 f"{given or repr(name)} is only partly downloaded ({missing[0]} is missing in {cached}) and the hub "
@@ -276,12 +291,15 @@ def fetch(name: str, *files: str, **options: Any) -> Path | None:
         return None
 
 
-def say_hub_is_asked(name: str, revision: str | None = None, **_: Any) -> None:
+def say_hub_is_asked(name: str, revision: str | None = None, cache_dir: Any = None, **_: Any) -> None:
     """One line where a name is no folder and nothing of it is on this machine, so that the hub is asked for it.
 
     `runs/llava-k64` has the form of a hub id: a mistyped folder would otherwise become a request without a word.
+
+    Args:
+        cache_dir: Where the hub's client keeps files; default: its own place.
     """
-    if cached_folder(name, revision) is None:
+    if cached_folder(name, revision, cache_dir) is None:
         logger.warning(f"there is no folder {name} here: asking the hub for a repository of that name")
 
 

@@ -181,7 +181,7 @@ def local_pruner(directory: str | Path, *, revision: str | None = None, **option
     from huggingface_hub import snapshot_download
 
     options.pop("proxies", None)  # for transformers alone
-    say_hub_is_asked(str(directory), revision)
+    say_hub_is_asked(str(directory), revision, options.get("cache_dir"))
     try:
         files = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE]  # whatever else lies there is left there
         return Path(snapshot_download(str(directory), revision=revision, allow_patterns=files, **options)), None

@@ -1,5 +1,6 @@
 """Whatever a user hands over as a picture becomes RGB bytes, or one sentence that names what is wrong."""
 
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,23 @@ def test_formats_are_told_by_content_and_no_program_is_started(tmp_path: Path) -
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
     with pytest.raises(ValueError, match=r"no image that can be read .*; known are JPEG, PNG"):
         open_image(path)
+
+
+@pytest.mark.parametrize("kind", processors.FORMATS)
+def test_every_format_of_the_list_is_read(kind: str) -> None:
+    file = io.BytesIO()
+    try:
+        tiny.picture(1, (24, 16)).save(file, kind)
+    except (KeyError, OSError, ValueError):
+        pytest.skip(f"this Pillow writes no {kind}")
+    assert open_image(file.getvalue()).size == (24, 16)
+
+
+def test_a_file_of_no_format_is_told_by_pillow_s_own_sentence() -> None:
+    with pytest.raises(
+        ValueError, match=r"^a file of 7 bytes is no image that can be read \(cannot identify image file"
+    ):
+        open_image(b"nothing")
 
 
 @pytest.mark.parametrize("ending", ["tiff", "gif", "avif", "webp", "jp2", "bmp", "ppm", "jpg"])

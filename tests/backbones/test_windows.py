@@ -94,3 +94,19 @@ def test_packed_positions_need_no_refusal() -> None:
 def test_the_fast_path_refuses_a_window(kind: str) -> None:
     with pytest.raises(ValueError, match="its attention slides over a window of 24 tokens"):
         around(kind, "feature_norm").compile(text_buckets=(64,))
+
+
+def test_an_answer_to_learn_that_would_leave_the_window_is_refused() -> None:
+    vlm = around("mistral", "fastv", window=45)  # which holds the prompt
+    batch = vlm.prepare([[tiny.picture(1)]], [PROMPT], answers=["a small red ring"])
+    with pytest.raises(ValueError, match="a window of 45 tokens"):
+        vlm.loss(batch, hard=True)
+
+
+def test_soft_masks_between_layers_are_refused_where_the_window_is_shorter() -> None:
+    vlm = around("mistral", "dynamic_llava")
+    batch = vlm.prepare([[tiny.picture(1)]], [PROMPT], answers=["red"])
+    with pytest.raises(ValueError, match=REFUSED):
+        vlm.loss(batch, tau=1.0)
+    wide = around("mistral", "dynamic_llava", window=99)
+    assert wide.loss(batch, tau=1.0).isfinite()

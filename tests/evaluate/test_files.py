@@ -178,6 +178,18 @@ def test_parquet_is_what_jsonl_is(tmp_path: Path, data: Path) -> None:
             assert pixels[0] == pixels[1]
 
 
+def test_the_size_of_a_phone_s_picture_is_that_of_the_turned_one(tmp_path: Path) -> None:
+    stored = tiny.picture(1, (30, 20))
+    exif = stored.getexif()
+    exif[0x0112] = 6  # as a phone held upright stores it
+    stored.save(tmp_path / "phone.jpg", exif=exif)
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"question": "What?", "answer": "red", "image": "phone.jpg"}) + "\n")
+    questions = read_questions(path)
+    (image,) = questions.tasks[0].questions[0].images
+    assert questions.sizes_of([image]) == [questions.open([image])[0].size] == [(20, 30)]
+
+
 GOOD = {"question": "What?", "answer": "red"}
 
 
@@ -187,7 +199,9 @@ GOOD = {"question": "What?", "answer": "red"}
         ([{"answer": "red"}], "row 1 has no question"),
         ([GOOD, {"question": "What?"}], "row 2 has no answer; give `answer` or `answers`"),
         ([GOOD | {"image": "none.png"}], "row 1: there is no image file"),
-        ([GOOD | {"image": "broken.png"}], "broken.png cannot be read"),
+        ([GOOD | {"image": "broken.png"}], "broken.png is no image that can be read"),
+        ([GOOD | {"image": "page.png"}], "page.png is no image that can be read"),
+        ([GOOD | {"image": "line.png"}], "1 x 201 pixels, one side more than 200 times the other"),
         ([GOOD | {"image": 7}], "row 1 has the image 7; give a path, or bytes in a parquet file"),
         ([GOOD | {"metric": "bleu"}], "row 1 has the metric 'bleu'; choose from exact, vqa"),
         ([GOOD | {"metric": "pope"}], "the metric 'pope' needs yes or no, not 'red'"),
@@ -203,6 +217,8 @@ GOOD = {"question": "What?", "answer": "red"}
 )
 def test_a_bad_row_is_one_sentence(tmp_path: Path, lines: list, words: str) -> None:
     (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "page.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n")
+    tiny.picture(0, (1, 201)).save(tmp_path / "line.png")
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     with pytest.raises(ValueError) as error:

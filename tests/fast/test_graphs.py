@@ -4,6 +4,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -181,16 +182,19 @@ def test_an_error_that_speaks_of_no_waiting_is_no_answer(monkeypatch: pytest.Mon
 def test_waiting_is_refused_inside_and_allowed_behind_whatever_happens(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modes: list[str] = []
+    modes: list[str | int] = []
 
-    def set_mode(mode: str) -> None:
+    def set_mode(mode: str | int) -> None:
         modes.append(mode)
         warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)  # the caller's own: to warn
     with pytest.raises(RuntimeError) if fails else nullcontext(), graphs.waiting_refused():
         assert modes == ["error"]
+        with ThreadPoolExecutor(1) as pool:  # another thread waits for its turn with the one setting
+            assert not pool.submit(graphs.SYNC_MODE.acquire, blocking=False).result()
         if fails:
             raise RuntimeError("called a synchronizing CUDA operation")
-    assert modes == ["error", "default"]
+    assert modes == ["error", 1]

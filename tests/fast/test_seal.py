@@ -159,3 +159,10 @@ def test_weights_made_in_inference_mode_have_no_version_and_are_watched_by_their
     assert parts.changed() == ""
     layer.weight = nn.Parameter(torch.zeros(3, 3))
     assert parts.changed() == "model.weight was replaced"
+
+
+def test_a_budget_shared_out_by_another_rule_is_seen(sayings: Callable[[], list[str]]) -> None:
+    vlm = own_model("llava_next", "feature_norm")
+    vlm.budget_rule = "per_tile"
+    answer(vlm, [tiny.picture(1)], QUESTIONS[0])
+    assert "budget was 'global' when it was compiled and is 'per_tile' now" in sayings()[0]

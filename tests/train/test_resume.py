@@ -168,7 +168,10 @@ def test_folders_of_the_user_are_left_alone(tmp_path):
     for name in ("checkpoint-best", "checkpoint-000001-copy", "checkpoint-000000"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.txt").write_text("mine")
-    for step in range(1, 5):
+    save_checkpoint(tmp_path, 1, some(1), keep=1)
+    for name in ("checkpoint-best", "checkpoint-000001-copy"):  # as the user copied them
+        shutil.copy(tmp_path / "checkpoint-000001" / "state.json", tmp_path / name)
+    for step in range(2, 5):
         save_checkpoint(tmp_path, step, some(step), keep=1)
     assert len(list(tmp_path.glob("checkpoint-*/mine.txt"))) == 3
     assert load_latest(tmp_path).state == {"step": 4}
@@ -221,6 +224,29 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         pass
 
 
+def test_the_lock_lies_in_the_run_s_own_folder_and_is_no_link(tmp_path):
+    with alone_in(tmp_path / "run"), alone_in(tmp_path / "other"):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "run" / ".lock").unlink()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(ValueError, match="is a symbolic link and is not replaced"), alone_in(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(config, server, unbroken):
+    folder = config.parent / "damaged"
+    shutil.copytree(unbroken, folder)
+    newest = last(folder)
+    weights = newest / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    server.start("train", "--config", str(config), "--out", str(folder), "--resume")
+    assert server.wait() == 0, server.log.read_text()
+    assert (folder / f"damaged-{newest.name}").is_dir() and load_latest(folder).state["step"] == STEPS
+    assert_same_run(folder, unbroken)
+
+
 def test_checkpoints_without_their_config_are_not_gone_on_with(config, tmp_path):
     save_checkpoint(tmp_path, 2, some(2), keep=1)
     with pytest.raises(ValueError, match=r"holds checkpoints and no run.yaml"):
@@ -228,21 +254,27 @@ def test_checkpoints_without_their_config_are_not_gone_on_with(config, tmp_path)
     assert not (tmp_path / "run.yaml").exists() and load_latest(tmp_path) is not None
 
 
-def test_a_run_does_not_go_on_with_another_base_model(config, server, unbroken):
-    folder = config.parent / "other_base"
+@pytest.mark.parametrize("part", ["language_model", "vision_tower"])
+def test_a_run_does_not_go_on_with_another_base_model(part, config, server, unbroken):
+    folder = config.parent / f"other_{part}"
     shutil.copytree(unbroken, folder)
     weights = next((config.parent / "model").glob("*.safetensors"))
     before = weights.read_bytes()
     tensors = safetensors.torch.load(before)
-    name = next(key for key in sorted(tensors) if "language_model" in key and key.endswith("weight"))
-    tensors[name] = tensors[name] + 0.5
+    name = max((key for key in sorted(tensors) if part in key), key=lambda key: tensors[key].numel())
+    if part == "vision_tower":
+        assert tensors[name].numel() > 4096
+        tensors[name].view(-1)[1] += 1.0  # a single value that is not among the samples
+    else:
+        tensors[name] = tensors[name] + 0.5
     safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
     try:
+        said = len(server.log.read_text())
         server.start("train", "--config", str(config), "--out", str(folder), "--resume")
         assert server.wait() == 2
     finally:
         weights.write_bytes(before)
-    assert "the run was started on another base model" in server.log.read_text()
+    assert "the run was started on another base model" in server.log.read_text()[said:]
 
 
 def test_random_generators_go_on_where_they_were():

@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from diffprune import doors
-from diffprune.config import OptimConfig, make_config
+from diffprune.config import DataConfig, OptimConfig, make_config
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES
 from diffprune.train import folder as folder_module
 from diffprune.train import trainer as trainer_module
+from diffprune.train.feed import Broken
+from diffprune.train.folder import RunState, alone_in, note_broken
 from diffprune.train.frozen import ask_hub_once, compiled, load_frozen, recomputing
 from diffprune.train.objective import Objective
 from diffprune.train.sources import open_feed
@@ -235,15 +237,25 @@ def test_broken_rows_are_skipped_counted_and_listed(disk: Path, tmp_path: Path) 
     assert "is empty" in listed[0]["reason"] and len(runs.losses(out)) == 6
 
 
+def test_a_broken_row_counts_once_however_often_it_is_read(tmp_path: Path) -> None:
+    state, data = RunState(), DataConfig(name="x", max_broken=0.5)
+    for _ in range(3):
+        note_broken(tmp_path, state, [Broken(5, "it is empty")], data=data, read=4, write=True)
+    assert state.broken == [{"row": 5, "reason": "it is empty"}]
+    assert len((tmp_path / "broken.jsonl").read_text().splitlines()) == 1
+
+
 def test_texts_that_make_no_prompt_of_this_model_are_broken_rows(disk: Path, tmp_path: Path) -> None:
     data = runs.save_pictures(tmp_path / "data")
     listing = next(data.glob("*.jsonl"))
     rows = [json.loads(line) for line in listing.read_text().splitlines()]
-    rows[2]["caption"], rows[4]["caption"] = "a <image> of nothing", "word " * 30_000
+    rows[2]["caption"], rows[4]["caption"] = "a <image> of nothing", "word " * 60
     rows[6]["caption"] = "half a pair \ud800"
     listing.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "out"
-    train(disk, out, data={"name": str(data), "max_broken": 0.5}, optim={"batch_size": 4, "steps": 10})
+    assert DataConfig(name="x").max_words == 4096
+    limits = {"max_broken": 0.5, "max_words": 50}
+    train(disk, out, data={"name": str(data), **limits}, optim={"batch_size": 4, "steps": 10})
     reasons = {
         entry["row"]: entry["reason"] for entry in map(json.loads, (out / "broken.jsonl").read_text().splitlines())
     }
@@ -283,6 +295,12 @@ def test_a_folder_with_another_run_is_refused_and_a_changed_config_is_shown(disk
     refused(disk, tmp_path, "holds a saved model or pruner already", optim={"steps": 1})
 
 
+def test_a_run_beside_another_in_its_folder_is_refused(disk: Path, tmp_path: Path) -> None:
+    with alone_in(tmp_path):
+        refused(disk, tmp_path, "another run is writing into", optim={"steps": 1})
+    assert not (tmp_path / "run.yaml").exists()
+
+
 def test_a_folder_of_an_earlier_version_goes_on(disk: Path, tmp_path: Path) -> None:
     train(disk, tmp_path, optim={"steps": 1})
     written = (tmp_path / "run.yaml").read_text()
@@ -296,6 +314,10 @@ def test_a_folder_of_an_earlier_version_goes_on(disk: Path, tmp_path: Path) -> N
         "anneal_steps",
         "warmup_steps",
     }
+    content = json.loads(state.read_text())
+    del content["state_digest"]
+    content["state"]["base"] = content["state"]["base"].partition(" ")[0]  # of samples alone, as it once was
+    state.write_text(json.dumps(content))
     assert train(disk, tmp_path, optim={"steps": 1}, resume=True)["ended"] == "finished"
     (tmp_path / "run.yaml").write_text(written + "hardness: 2.0\nhardness_ramp: 1.0\n")
     refused(disk, tmp_path, "hardness is 2.0: the hardness loss is no longer there", optim={"steps": 1}, resume=True)

@@ -2,6 +2,7 @@
 
     python -m tools.mutants                      # all that have not been tried yet, two at a time
     python -m tools.mutants --only ops/gates     # those of some files, tried again
+    python -m tools.mutants --only undoes:       # those that undo a fix, each named by a line "# undoes: ..." above it
     python -m tools.mutants --list               # what there is, and whether each text still occurs
 
 What was found is kept in `out/mutants.jsonl`, one line for each fault; a run that was ended goes on from there. A fault
@@ -33,6 +34,7 @@ AT_LEAST = 97  # of a hundred
 MOST_TESTS = 10  # files that a fault names
 
 
+UNDOES = "undoes: "  # begins a comment of the table that names the fix which the faults below it take out
 HANGING = (-1, -signal.SIGXCPU)  # exit codes of tests that were ended
 
 
@@ -42,11 +44,17 @@ class Fault(NamedTuple):
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # files, or single tests of them: file::name
+    undoes: str = ""  # the fix that is gone with it
 
     @property
     def name(self) -> str:
-        return f"{self.file}: {self.old} -> {self.new or 'nothing'}"
+        undone = f" (undoes: {self.undoes})" if self.undoes else ""
+        return f"{self.file}: {self.old} -> {self.new or 'nothing'}{undone}"
+
+    @property
+    def test_files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(test.partition("::")[0] for test in self.tests))
 
     @property
     def source(self) -> Path:
@@ -54,7 +62,7 @@ class Fault(NamedTuple):
 
     def digest(self) -> str:
         """What the outcome depends on: the fault, its file and its tests."""
-        parts = [repr(self).encode(), *((ROOT / path).read_bytes() for path in (self.source, *self.tests))]
+        parts = [repr(self).encode(), *((ROOT / path).read_bytes() for path in (self.source, *self.test_files))]
         return hashlib.blake2b(b"\0".join(parts), digest_size=12).hexdigest()
 
     def number_of_places(self) -> int:
@@ -64,18 +72,19 @@ class Fault(NamedTuple):
 def read_table(text: str) -> list[Fault]:
     """The faults in the order they are written; a `ValueError` names a line that is none."""
     faults: list[Fault] = []
-    file, tests, old = "", (), None
+    file, tests, old, undoes = "", (), None, ""
     for number, line in enumerate(text.splitlines(), start=1):
         mark, content = line[:1], line[2:]
         if mark in ("", "#"):
+            undoes = content.removeprefix(UNDOES) if content.startswith(UNDOES) else undoes
             continue
         if mark == "@" and old is None:
             file, _, named = content.partition(" | ")
-            tests = tuple(named.split())
+            tests, undoes = tuple(named.split()), ""
         elif mark == "-" and old is None and file:
             old = content
         elif mark == "+" and old is not None:
-            faults.append(Fault(file, old, content, tests))
+            faults.append(Fault(file, old, content, tests, undoes))
             old = None
         else:
             raise ValueError(f"line {number} of the table, {line!r}, is out of place; write @, then pairs of - and +")
@@ -89,7 +98,7 @@ def stale(faults: Sequence[Fault]) -> list[str]:
         for fault in faults
         if (places := fault.number_of_places()) != 1
     ]
-    missing = {path for fault in faults for path in fault.tests if not (ROOT / path).is_file()}
+    missing = {path for fault in faults for path in fault.test_files if not (ROOT / path).is_file()}
     return found + [f"{path} is named as a test and is not there" for path in sorted(missing)]
 
 
@@ -178,15 +187,22 @@ def tried(faults: Sequence[Fault], record: Path) -> Iterator[dict[str, object]]:
                 "seconds": round(time.monotonic() - start, 1),
                 "digest": fault.digest(),
                 "said": tail,
+                "by": seen_by(tail),
             }
             with record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
             yield entry
 
 
+def seen_by(tail: Sequence[str]) -> str:
+    """The test that failed, from the last lines of its run; empty where none did."""
+    failed = (line.split(" ", 2)[1] for line in tail if line.startswith(("FAILED ", "ERROR ")))
+    return next(failed, "")
+
+
 def untouched(faults: Sequence[Fault]) -> Fault:
     """A fault that changes nothing, with the tests of all: seen by none, else the others prove nothing."""
-    return Fault("__init__.py", "", "", tuple(sorted({path for fault in faults for path in fault.tests})))
+    return Fault("__init__.py", "", "", tuple(sorted({path for fault in faults for path in fault.test_files})))
 
 
 def known(record: Path) -> dict[str, dict[str, object]]:
@@ -225,7 +241,8 @@ def main() -> int:
                 word = "caught" if entry["caught"] else f"MISSED (exit code {entry['code']})"
                 if entry["fault"] == nothing.name:  # the control
                     word = "no fault" if entry["code"] == 0 else f"FAILS WITHOUT A FAULT (exit code {entry['code']})"
-                print(f"{word:8} {entry['seconds']:6} s  {entry['fault']}", flush=True)
+                by = f", by {entry['by']}" if entry["by"] else ""
+                print(f"{word:8} {entry['seconds']:6} s  {entry['fault']}{by}", flush=True)
             os._exit(0)
         children.append(child)
     failed = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

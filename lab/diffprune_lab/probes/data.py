@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
+from diffprune.backbones.processors import readable_formats
+
 COLUMNS = ("image", "label", "box")
 SIDE = 64  # pixels; pictures of another size are resized to it
 
@@ -129,7 +131,7 @@ def _decode(image: Any, box: Any, place: str, side: int) -> tuple[np.ndarray, np
     if not isinstance(data, bytes):
         raise ValueError(f"{place}: image has no bytes; it must be a struct with the picture file under `bytes`")
     try:
-        picture = Image.open(io.BytesIO(data)).convert("RGB")
+        picture = Image.open(io.BytesIO(data), formats=readable_formats()).convert("RGB")
     except OSError as error:
         raise ValueError(f"{place}: the picture cannot be read ({error}); leave the row out") from error
     corners = np.array(box, dtype=np.float64) if isinstance(box, list) and None not in box else np.empty(0)

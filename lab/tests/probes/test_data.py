@@ -59,6 +59,10 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
     "columns, words",
     [
         ({"image": [{"bytes": b"no picture", "path": "x"}]}, "cannot be read"),
+        (
+            {"image": [{"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n"}]},
+            "cannot identify",
+        ),
         ({"image": ["a path alone"]}, "no bytes"),
         ({"box": [[1, 2, 3]]}, "must hold x0, y0, x1, y1"),
         ({"box": [[9, 2, 3, 8]]}, "x0 <= x1 and y0 <= y1"),

@@ -24,6 +24,16 @@ from torch import Tensor
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
 
 
+@cache
+def readable_formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that Pillow has a reader for: it stops at a name that it has none for, and tries none behind.
+
+    MPO has none of its own: that of JPEG reads it.
+    """
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def _limit(name: str, default: int) -> int:
     """A limit from the environment."""
     text = os.environ.get(name, str(default))
@@ -60,7 +70,7 @@ def open_image(source: Any) -> Image.Image:
     are scaled to 8 bits (a plain conversion would clip them to white).
     """
     if isinstance(source, str | os.PathLike):
-        return _read(Path(source))
+        return _read(Path(source), _opened)
     if isinstance(source, bytes):
         return _opened(io.BytesIO(source), f"a file of {len(source)} bytes")
     if isinstance(source, Image.Image):
@@ -74,6 +84,14 @@ def open_image(source: Any) -> Image.Image:
     raise ValueError(
         f"{type(source).__name__} is no image; give a path, a file's bytes, a PIL image or an array of bytes"
     )
+
+
+def check_header(source: Path | bytes) -> None:
+    """An error where a file, or its bytes, is no picture that `open_image` takes, as far as its first bytes tell."""
+    if isinstance(source, bytes):
+        _identified(io.BytesIO(source), f"a file of {len(source)} bytes")
+    else:
+        _read(source, _identified)
 
 
 def open_by_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[Image.Image]]:
@@ -97,30 +115,36 @@ def open_by_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[
     return [[open_image(image) for image in row] for row in rows]
 
 
-def _read(path: Path) -> Image.Image:
+def _read(path: Path, reader: Callable[[io.BufferedIOBase, str], Image.Image]) -> Image.Image:
     try:
         if not path.is_file():
             raise ValueError(f"there is no image file {path}")
         if path.stat().st_size == 0:
             raise ValueError(f"the image file {path} is empty")
         with path.open("rb") as file:
-            return _opened(file, str(path))
+            return reader(file, str(path))
     except OSError as error:  # a name too long, a folder that may not be looked into
         raise ValueError(f"the image file {str(path)[:200]} cannot be opened ({error.strerror})") from error
 
 
 def _opened(file: io.BufferedIOBase, name: str) -> Image.Image:
-    """The picture in an open file, whose kind is told by its content and is one of `FORMATS`."""
+    return _checked(_identified(file, name), f"the image {name}")
+
+
+def _identified(file: io.BufferedIOBase, name: str) -> Image.Image:
+    """The picture in an open file, not yet decoded; its kind is told by its content and is one of `FORMATS`."""
     try:
-        image = Image.open(cast(IO[bytes], file), formats=FORMATS)
+        image = Image.open(cast(IO[bytes], file), formats=readable_formats())
     except Image.DecompressionBombError as error:
         raise ValueError(f"the image {name} is too large to open ({error}); scale it down first") from error
     except Exception as error:  # damaged headers make Pillow's readers raise anything
         raise ValueError(f"{name} is no image that can be read ({error}); known are {', '.join(FORMATS)}") from error
-    return _checked(image, f"the image {name}")
+    _require_size(image, f"the image {name}")
+    return image
 
 
-def _checked(image: Image.Image, name: str = "the image") -> Image.Image:
+def _require_size(image: Image.Image, name: str) -> None:
+    """An error where a picture is empty, or larger or longer than `limits` allows."""
     width, height = image.size
     if min(width, height) < 1:
         raise ValueError(f"{name} is empty ({width} x {height} pixels); give one with at least one pixel")
@@ -130,6 +154,10 @@ def _checked(image: Image.Image, name: str = "the image") -> Image.Image:
         raise ValueError(
             f"{name} has {width} x {height} pixels, one side more than {limits.max_aspect} times the other; cut it"
         )
+
+
+def _checked(image: Image.Image, name: str = "the image") -> Image.Image:
+    _require_size(image, name)
     try:
         frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
         if frames == 1:

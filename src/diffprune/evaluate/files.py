@@ -5,7 +5,6 @@ A row has `question`, `image` (a path, or bytes in parquet; a list for several; 
 file. Pictures stay where they are until they are encoded.
 """
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from diffprune.backbones.processors import open_image
+from diffprune.backbones.processors import check_header, open_image
 from diffprune.evaluate.sources import Questions
 from diffprune.evaluate.task import METRICS, Question, Task
 from diffprune.extras import MissingExtraError
@@ -59,7 +58,7 @@ class FileQuestions(Questions):
         return [_open(image) for image in images]
 
     def sizes_of(self, images: Sequence[Any]) -> list[tuple[int, int]]:
-        return [_size(image) for image in images]
+        return [_open(image).size for image in images]  # one at a time; the header's size is that before it is turned
 
     def identity(self, image: Any) -> str:
         if isinstance(image, StoredImage):
@@ -234,22 +233,10 @@ def _image(image: Any, path: Path, where: str) -> Any:
     elif not isinstance(image, StoredImage):
         raise ValueError(f"{where} has the image {image!r}; give a path, or bytes in a parquet file")
     try:
-        _size(image)
+        check_header(image.read() if isinstance(image, StoredImage) else image)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return image
-
-
-def _size(image: Any) -> tuple[int, int]:
-    """(width, height) from a picture's header."""
-    try:
-        with Image.open(io.BytesIO(image.read()) if isinstance(image, StoredImage) else image) as opened:
-            return opened.size
-    except FileNotFoundError:
-        raise ValueError(f"there is no image file {image}") from None
-    except Exception as error:  # damaged headers make Pillow's readers raise anything
-        name = "the image" if isinstance(image, StoredImage) else str(image)[:200]
-        raise ValueError(f"{name} cannot be read ({first_line(error)[:200]})") from error
 
 
 def _open(image: Any) -> Image.Image:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from diffprune.atomic import require_plain
 from diffprune.evaluate.answers import answers_file
 from diffprune.json_files import add_lines, keep_lines, read_lines, require_kind, require_same
 
@@ -36,8 +37,10 @@ class Journal:
     def __init__(self, path: Path | None, made_by: Mapping[str, str], *, runs: int, count: int) -> None:
         self.path, self.made_by, self.runs, self.count = path, dict(made_by), runs, count
         self.replies: dict[int, list[Reply]] = {}  # by place of a prompt what each run said
-        if path is not None and path.exists():
-            self._read(path)
+        if path is not None:
+            require_plain(path)
+            if path.exists():
+                self._read(path)
 
     def _read(self, path: Path) -> None:
         with _reading(path):

@@ -4,6 +4,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 # What the runtime, cuBLAS, cuDNN and Triton say where torch's own allocator was not the one to be refused.
 NO_ROOM = ("out of memory", "status_alloc_failed", "cudaerrormemoryallocation")
+SYNC_MODE = RLock()  # held by who has changed torch's one setting for waiting
 WARM_UPS = 2  # the first call compiles, the second finds every lazily made workspace in place
 
 
@@ -67,16 +69,22 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @contextmanager
 def waiting_refused() -> Iterator[None]:
-    """Inside, whatever makes this thread wait for the GPU is a `RuntimeError` that speaks of "synchronizing"."""
-    torch.cuda.synchronize()
-    try:
-        _set_sync_mode("error")
-        yield
-    finally:
-        _set_sync_mode("default")
+    """Inside, whatever makes this thread wait for the GPU is a `RuntimeError` that speaks of "synchronizing".
+
+    The mode is the process's, so other threads of the caller's that wait for the GPU meanwhile get that error too.
+    Those in here take turns, and the mode that was set before is set again.
+    """
+    with SYNC_MODE:
+        torch.cuda.synchronize()
+        before = torch.cuda.get_sync_debug_mode()
+        try:
+            _set_sync_mode("error")
+            yield
+        finally:
+            _set_sync_mode(before)
 
 
-def _set_sync_mode(mode: str) -> None:
+def _set_sync_mode(mode: str | int) -> None:
     with warnings.catch_warnings():  # the call itself warns that it is a prototype
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode(mode)

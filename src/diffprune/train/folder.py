@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from diffprune.atomic import write_text
+from diffprune.atomic import require_plain, write_text
 from diffprune.config import RUN_FILE, DataConfig, OptimConfig, RunConfig, differences, load_config, to_yaml
 from diffprune.saving import CONFIG_FILE
 from diffprune.schedules import Schedule
@@ -111,6 +111,7 @@ def claimed(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[None]:
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock the folder against a second run; the system lets go of the lock when the process ends, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
+    require_plain(folder / LOCK_FILE)
     with (folder / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

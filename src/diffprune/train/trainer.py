@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from diffprune.backbones.prompts import Batch
 from diffprune.config import RunConfig
-from diffprune.fingerprint import sampled_fingerprint
+from diffprune.fingerprint import base_fingerprint, sampled_fingerprint
 from diffprune.fitting import wrap_backbone
 from diffprune.methods.base import ScoringPruner
 from diffprune.methods.options import build_method
@@ -175,8 +175,13 @@ class Trainer:
                 yield samples, *self.feed.encode(self.vlm, samples)
 
     def _base_fingerprint(self) -> str | None:
-        """Of samples of the frozen weights, billions as they are; None where each process holds a part of them."""
-        return None if self.config.backbone.shard else sampled_fingerprint(self.vlm.base.state_dict().items())
+        """Of samples of the frozen weights, billions as they are, and of every value that scores depend on.
+
+        None where each process holds a part of the weights.
+        """
+        if self.config.backbone.shard:
+            return None
+        return f"{sampled_fingerprint(self.vlm.base.state_dict().items())} {base_fingerprint(self.vlm.backbone)}"
 
     def _restore(self, found: Checkpoint) -> None:
         try:
@@ -191,7 +196,8 @@ class Trainer:
             ) from error
         state.require_batch(self.config.optim, self.accelerator.num_processes)
         base = self._base_fingerprint()
-        if state.base not in (None, base):  # None: a checkpoint of before it was kept
+        known = (None, base, base and base.partition(" ")[0])  # checkpoints of before kept nothing, or samples alone
+        if state.base not in known:
             raise ValueError(
                 f"the run was started on another base model than {self.base_id} is now (fingerprint {state.base}, now "
                 f"{base}); put the old weights back, or choose another folder with --out"

@@ -10,11 +10,14 @@ import datasets
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
 from diffprune import doors
 from diffprune.config import DataConfig
+from diffprune.extras import MissingExtraError
 from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.sources import open_feed
+from diffprune.train.sources.rows import read_row
 from diffprune.train.sources.stream import StreamFeed
 from diffprune.train.sources.table import choose_rows
 from tests import tiny
@@ -178,6 +181,25 @@ def test_a_dataset_of_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.Mo
         open_feed(DataConfig(name="somebody/pictures", caption="text"), 42)
 
 
+def test_the_hub_is_not_asked_for_data_without_saying_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        assert "data.name='my/pictures' is no folder or file here: asking the hub for a dataset" in caplog.text
+        raise ConnectionError
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match=r"'my/pictures' is neither .* that can be reached \(ConnectionError\)"):
+        open_feed(DataConfig(name="my/pictures"), 42)
+
+
+def test_a_version_of_datasets_that_runs_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(datasets, "__version__", "3.6.0")
+    with pytest.raises(MissingExtraError, match=r"datasets 3\.6\.0 can run a dataset's own code, .*'datasets>=4'"):
+        open_feed(DataConfig(name="somebody/pictures"), 42)
+
+
 def test_a_source_of_another_package_is_found_by_its_name_before_any_folder(tmp_path: Path, monkeypatch) -> None:
     doors.join(doors.DATA, "endless", "tests.train.runs:Endless")
     monkeypatch.chdir(tmp_path)
@@ -206,6 +228,41 @@ def test_a_broken_row_says_what_is_wrong_with_it(row: str, reason: str, tmp_path
     feed = open_feed(DataConfig(name=str(folder), validation=0), 42)
     (broken,) = [sample for sample in read_all(feed, 0, 3) if isinstance(sample, Broken)]
     assert broken.id == 2 and reason in broken.reason
+
+
+@pytest.mark.parametrize("column", ["caption", "question"])
+def test_half_a_surrogate_pair_is_a_broken_row_wherever_it_comes_from(column: str, tmp_path: Path) -> None:
+    """Rows of the hub or of a package are no JSON that is checked when it is read."""
+    row = {"image": tiny.picture(1), "caption": "a ring", column: "half \ud800"}
+    broken = read_row(3, row, DataConfig(name="x"), tmp_path)
+    assert broken == Broken(3, f"the {column} holds half a surrogate pair at 5, which is no character")
+
+
+@pytest.mark.parametrize("kind", ["path", "bytes", "picture"])
+def test_pictures_of_training_data_are_turned_as_their_exif_orientation_says(kind: str, tmp_path: Path) -> None:
+    stored = tiny.picture(1, (30, 20))
+    exif = stored.getexif()
+    exif[0x0112] = 6  # as a phone held upright stores it
+    stored.save(tmp_path / "a.jpg", exif=exif)
+    content = (tmp_path / "a.jpg").read_bytes()
+    with Image.open(tmp_path / "a.jpg") as opened:
+        value = {"path": "a.jpg", "bytes": {"bytes": content, "path": None}, "picture": opened}[kind]
+        row = read_row(0, {"image": value, "caption": "a ring"}, DataConfig(name="x"), tmp_path)
+    assert isinstance(row, Sample) and row.picture.size == (20, 30)
+
+
+def test_a_damaged_row_group_is_broken_rows_and_the_others_are_read(tmp_path: Path) -> None:
+    folder = save_parquet(tmp_path / "parquet")
+    path = folder / "0.parquet"
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    start = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + 16] = b"\xff" * 16  # the header of its first page
+    path.write_bytes(content)
+    rows = read_all(open_feed(DataConfig(name=str(folder), validation=0), 42), 0, COUNT)
+    broken = [row for row in rows if isinstance(row, Broken)]
+    assert sorted(row.id for row in broken) == list(range(group.num_rows)) and group.num_rows < COUNT
+    assert all("row group 0 of 0.parquet is damaged" in row.reason for row in broken)
 
 
 def test_damaged_pictures_and_talks_are_broken_rows(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from diffprune.train.sources.rows import Row, require_columns
 from diffprune.train.sources.stream import Stream
 
 logger = logging.getLogger("diffprune")
+SAFE = 4  # the first version of datasets that runs no code of a repository
 
 
 class Hub(Stream):
@@ -20,8 +21,13 @@ class Hub(Stream):
             import datasets  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingExtraError(
-                "datasets of the extra 'train' is not installed: run pip install datasets"
+                "datasets of the extra 'train' is not installed: run pip install 'datasets>=4'"
             ) from None
+        if int(datasets.__version__.partition(".")[0]) < SAFE:
+            raise MissingExtraError(
+                f"datasets {datasets.__version__} can run a dataset's own code, which {SAFE} and newer cannot: run "
+                f"pip install 'datasets>={SAFE}'"
+            )
         self.config, self.root = config, Path(config.images or "")
         logger.warning(
             f"data.name={config.name!r} is no folder or file here: asking the hub for a dataset of that name"
