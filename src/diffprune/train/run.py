@@ -18,18 +18,16 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from diffprune.config import RunConfig
-from diffprune.inside.layers import CudnnAttention
 from diffprune.json_files import short
 from diffprune.loading import require_name
 from diffprune.schedules import Schedule
 from diffprune.terminal import count_text, describe_model
 from diffprune.train.checkpointing import remove_unfinished
+from diffprune.train.compiling import computing
 from diffprune.train.folder import claimed, keep_config
-from diffprune.train.frozen import compiled, recomputing
 from diffprune.train.repeatable import repeatable
 from diffprune.train.step import Part, Taken
 from diffprune.train.trainer import Trainer
@@ -106,16 +104,13 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
             tensorboard=config.saving.tensorboard,
             quiet=quiet,
         ) as watch,
-        recomputing(trainer.vlm.backbone, enabled=config.optim.gradient_checkpointing),
-        compiled(trainer.vlm.backbone, enabled=config.optim.compile),
-        # cuDNN's attention plans anew for every length, on the host, and lengths differ from step to step. Repeatable
-        # runs need it: without the memory-efficient kernel nothing else takes a mask.
-        CudnnAttention(enabled=config.deterministic and torch.backends.cuda.cudnn_sdp_enabled()),
+        computing(trainer.vlm, config, accelerator.autocast) as missing,
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
         watch.print_line(header(trainer))
-        if late := late_annealing(trainer.schedule):
-            watch.print_line(late)
+        for warning in (late_annealing(trainer.schedule), missing):
+            if warning:
+                watch.print_line(warning)
         if resume:
             done = trainer.state.step
             watch.print_line(f"going on after step {done}" if done else f"nothing to resume in {folder}: starting anew")
