@@ -187,6 +187,8 @@ class DataConfig:
         buffer: Rows of a stream (parquet, hub) that are held in memory to shuffle it.
         sizes: Of pictures that a source draws: "fixed" (192 x 192), "384" or "varying"; default: what the model's
             folder says (`scenes.json`), else fixed.
+        cache: Folder for the frozen tower's features, so that a picture is encoded once and not in every epoch and
+            run; default: none.
     """
 
     name: str
@@ -202,6 +204,7 @@ class DataConfig:
     max_words: int = 4096
     buffer: int = 1024
     sizes: Literal["fixed", "384", "varying"] | None = None
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         _require(0 < self.share <= 1, "share", self.share, "above 0 and at most 1")

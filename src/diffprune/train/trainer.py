@@ -32,6 +32,7 @@ from diffprune.train.checkpointing import (
     set_damaged_aside,
     writing,
 )
+from diffprune.train.features import CachedFeed, FeatureCache
 from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.folder import RunState, first_broken, note_broken
 from diffprune.train.frozen import load_frozen
@@ -76,6 +77,11 @@ class Trainer:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
         self.vlm.method.start_training()
         self.feed: Feed = open_feed(config.data, config.seed)
+        self.cache: FeatureCache | None = None
+        if config.data.cache is not None:
+            with accelerator.main_process_first():
+                self.cache = FeatureCache(Path(config.data.cache), self.vlm, precision=config.optim.precision)
+            self.feed = CachedFeed(self.feed, self.cache)
         optim = config.optim
         self.size = optim.batch_size * optim.accumulate * accelerator.num_processes
         self.steps = self._count_steps()
@@ -344,7 +350,9 @@ class Trainer:
     # --- the end ---
 
     def save(self) -> None:
-        """Write a checkpoint, from the first process."""
+        """Write a checkpoint, from the first process; from each what it has encoded for the cache."""
+        if self.cache is not None:
+            self.cache.flush()
         if self.accelerator.is_main_process:
             tensors = {
                 "weights": self.vlm.method.state_dict(),
