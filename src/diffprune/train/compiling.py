@@ -14,6 +14,7 @@ from diffprune.model import PrunedVLM
 from diffprune.train.frozen import recomputing
 
 MULTIPLE = 16  # lengths of sequences for compiled layers: few of them, all aligned
+TRIED = 512  # length of the sequence that is tried: about that of a step, for code is made for its size
 FAR = {torch.float32: 1e-3}  # how far what is compiled may be off, relative; in 16 bits by both ways' rounding
 FAR_HALF = 0.1
 
@@ -93,7 +94,7 @@ def refusal(call: Callable[[], tuple[Tensor, Tensor]], plain: tuple[Tensor, Tens
 def try_layer(backbone: Backbone, batch_size: int, autocast: Callable[[], Any]) -> tuple[Tensor, Tensor]:
     """What the first decoder layer adds to noise, and to a gradient that comes back through it."""
     decoder, weight = backbone.language_model, backbone.model.get_input_embeddings().weight
-    shape = (batch_size, 2 * MULTIPLE, weight.shape[1])
+    shape = (batch_size, TRIED, weight.shape[1])
     draw = torch.Generator().manual_seed(0)
     noise, back = (torch.randn(shape, generator=draw).to(weight.device, weight.dtype) for _ in range(2))
     positions = torch.arange(shape[1], device=weight.device).expand(*shape[:2])

@@ -146,12 +146,12 @@ class Trainer:
         else:
             self.state.base = self._base_fingerprint()
             if getattr(self.vlm.method, "throttle_noise", None) is not None:
-                self.vlm.method.calibrate(tokens for _, _, tokens in self._first(CALIBRATION))  # type: ignore[operator]
+                self.vlm.method.calibrate(tokens for _, _, tokens in self.encode_first(CALIBRATION))  # type: ignore[operator]
         rows = [self._usable(row) for row in self.feed.validation()]
         self.held_out = [row for row in rows if isinstance(row, Sample)]
         self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
 
-    def _first(self, count: int) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
+    def encode_first(self, count: int) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
         """The first samples to train on, some at a time, encoded."""
         per_epoch = self.feed.per_epoch
         count = count if per_epoch is None else min(count, per_epoch)
