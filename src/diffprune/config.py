@@ -140,8 +140,8 @@ class OptimConfig:
         precision: Of the forward and backward pass; the trained weights are float32.
         gradient_checkpointing: Run each decoder layer of the frozen model again in the backward pass instead of
             keeping what it computed: less memory, more time.
-        compile: Let torch.compile fuse the frozen model's decoder layers, at lengths of a sequence that are multiples of
-            16; the run begins when a layer is compiled and gives what the plain one gives.
+        compile: Let torch.compile fuse the frozen model's decoder layers, at lengths of a sequence that are multiples
+            of 16; the run begins when a layer is compiled and gives what the plain one gives.
     """
 
     lr: float = 2e-4
