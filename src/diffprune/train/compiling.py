@@ -1,7 +1,7 @@
 """The frozen model as a run computes it: its decoder layers compiled or run again, and attention by which kernel."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ FAR_HALF = 0.1
 
 
 @contextmanager
-def computing(vlm: PrunedVLM, config: RunConfig, autocast: Callable[[], Any] = nullcontext) -> Iterator[str]:
+def computing(vlm: PrunedVLM, config: RunConfig, autocast: Callable[..., Any] = nullcontext) -> Iterator[str]:
     """Inside, the frozen model computes as the config of a run says; a sentence of what cannot be had, else nothing.
 
     Args:
@@ -44,7 +44,7 @@ def compiled(
     *,
     enabled: bool,
     batch_size: int = 2,
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    autocast: Callable[..., Any] = nullcontext,
 ) -> Iterator[str]:
     """Inside, each decoder layer of the frozen model runs as torch.compile makes it; afterwards as it is.
 
@@ -54,7 +54,7 @@ def compiled(
     and a sentence says so.
     """
     layers = list(vlm.backbone.language_model.layers) if enabled else []
-    decoder = getattr(vlm.decoder, "stock", vlm.decoder)
+    decoder: Any = getattr(vlm.decoder, "stock", vlm.decoder)
     said = ""
     is_split = hasattr(vlm.backbone.language_model, "unshard")  # then a layer does not run by itself
     plain = try_layer(vlm.backbone, batch_size, autocast) if layers and not is_split else None
@@ -85,13 +85,13 @@ def refusal(call: Callable[[], tuple[Tensor, Tensor]], plain: tuple[Tensor, Tens
         reason = " ".join(str(error).split())[:200]
         return f"optim.compile: torch cannot compile the decoder layers here ({reason}); they run as they are"
     for ours, theirs in zip(found, plain, strict=True):
-        error = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
+        error = float((ours - theirs).float().norm() / theirs.float().norm().clamp_min(1e-12))
         if not error <= FAR.get(ours.dtype, FAR_HALF):
             return f"optim.compile: the compiled decoder layers are off by {error:.1g}, relative; they run as they are"
     return ""
 
 
-def try_layer(backbone: Backbone, batch_size: int, autocast: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+def try_layer(backbone: Backbone, batch_size: int, autocast: Callable[..., Any]) -> tuple[Tensor, Tensor]:
     """What the first decoder layer adds to noise, and to a gradient that comes back through it."""
     decoder, weight = backbone.language_model, backbone.model.get_input_embeddings().weight
     shape = (batch_size, TRIED, weight.shape[1])

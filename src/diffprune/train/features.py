@@ -165,7 +165,7 @@ class CachedFeed(Feed):
 
 def describe_tower(vlm: PrunedVLM, precision: str) -> dict[str, Any]:
     """All that features follow from besides the picture, as plain values."""
-    images = getattr(vlm.processor, "image_processor", None)
+    images: Any = getattr(vlm.processor, "image_processor", None)
     settings = json.dumps(images.to_dict() if hasattr(images, "to_dict") else {}, sort_keys=True, default=str)
     return {
         "format": 1,
