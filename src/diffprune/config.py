@@ -138,7 +138,7 @@ class OptimConfig:
         patience: Validations without a better loss before the run stops, once the temperature has settled; None: never.
         precision: Of the forward and backward pass; the trained weights are float32.
         gradient_checkpointing: Run each frozen decoder layer again in the backward pass: less memory, more time.
-        compile: Let torch.compile fuse the frozen model's decoder layers; the run begins when one is compiled and tried.
+        compile: Let torch.compile fuse the frozen model's decoder layers; the run begins once one is compiled.
     """
 
     lr: float = 2e-4

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_a_shard_is_written_before_memory_is_full(tmp_path: Path, monkeypatch: p
 
 
 def test_features_of_another_tower_are_refused(tmp_path: Path) -> None:
-    model, processor = tiny.build("llava")
+    model, processor = deepcopy(tiny.build("llava"))  # other tests have the same ones
     vlm = PrunedVLM(model, processor, method="diffprune", keep=4)
     FeatureCache(tmp_path / "a", vlm, precision="float32")
     with pytest.raises(ValueError, match=r"data.cache=.* holds features of another precision than this run's; name"):
