@@ -63,7 +63,7 @@ run_part() {
             --commit "$commit" --out "$out/selection_time.json" | tail -n 1
         ;;
     training)
-        timeout 110 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-75}" \
+        timeout 110 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-75}" --variants plain,checkpointing \
             --commit "$commit" --out "$out/train_7b.json" | cut -c1-120
         ;;
     backbones) timeout 200 "$python" -m diffprune_lab.studies.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;

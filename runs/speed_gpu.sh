@@ -54,9 +54,9 @@ run_part() {
     qwen) # [90] Qwen2.5-VL-7B, 1,296 to 144, and the kernels that its tower and scorer spend their time in.
         profile 90 --backbone qwen2.5-vl-7b --methods "full,diffprune,diffprune[groups=merged]" --keep 0.1111 --image 1008x1008 --kernels 14 --out "$out/ttft_qwen_speed.json"
         ;;
-    training) # [90] The 7B scorer, from pixels.
-        timeout 110 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-80}" \
-            --models llava-1.5-7b --commit "$commit" --out "$out/train_7b.json" | cut -c1-120
+    training) # [120] The 7B scorer: plain, compiled and with cached features, and where a step's time goes.
+        timeout 150 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-100}" --kernels 14 \
+            --models llava-1.5-7b --variants plain,compiled,cached --commit "$commit" --out "$out/train_7b.json" | cut -c1-160
         ;;
     *) echo "there is no part $1" >&2; return 2 ;;
     esac

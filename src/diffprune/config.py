@@ -135,12 +135,10 @@ class OptimConfig:
         weight_decay: Decoupled, as AdamW has it.
         clip: Largest gradient norm; None does not clip.
         warmup: Optimiser steps (int) or a share of the run (float).
-        patience: Validations without a better loss before the run stops, counted once the temperature has settled;
-            None never stops early.
+        patience: Validations without a better loss before the run stops, once the temperature has settled; None: never.
         precision: Of the forward and backward pass; the trained weights are float32.
-        gradient_checkpointing: Run each decoder layer of the frozen model again in the backward pass instead of
-            keeping what it computed: less memory, more time.
-        compile: Let torch.compile fuse the frozen model's decoder layers; the first steps wait for the compiler.
+        gradient_checkpointing: Run each frozen decoder layer again in the backward pass: less memory, more time.
+        compile: Let torch.compile fuse the frozen model's decoder layers; the run begins once one is compiled.
     """
 
     lr: float = 2e-4
@@ -187,6 +185,7 @@ class DataConfig:
         buffer: Rows of a stream (parquet, hub) that are held in memory to shuffle it.
         sizes: Of pictures that a source draws: "fixed" (192 x 192), "384" or "varying"; default: what the model's
             folder says (`scenes.json`), else fixed.
+        cache: Folder for the frozen tower's features: a picture is encoded once, not in every epoch and run.
     """
 
     name: str
@@ -202,6 +201,7 @@ class DataConfig:
     max_words: int = 4096
     buffer: int = 1024
     sizes: Literal["fixed", "384", "varying"] | None = None
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         _require(0 < self.share <= 1, "share", self.share, "above 0 and at most 1")

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from diffprune.backbones.base import Backbone
 from diffprune.backbones.splice import real_columns_first
-from diffprune.backbones.windows import most_new_tokens, refuse_beyond_window
+from diffprune.backbones.windows import most_new_tokens, refuse_beyond_window, window_of
 from diffprune.inside.generate import generate
+from diffprune.inside.layers import run_layer
 from diffprune.inside.loop import dropped_states, masked_states
 from diffprune.losses import AnswerStates, add, cross_entropy, distance_from_full
 from diffprune.memory import Memory
@@ -75,7 +77,13 @@ class Decoder(ABC):
 
 
 class StockDecoder(Decoder):
-    """The model's own forward and `generate`; with soft masks in training, its layers one by one."""
+    """The model's own forward and `generate`; in training its layers one by one.
+
+    Attributes:
+        multiple: Sequences are filled up to one of these lengths in training, so that there are few of them.
+    """
+
+    multiple = 1
 
     def generate(
         self, lm: LMInputs, k: Int[Tensor, " B"] | None, *, memory: Memory | None = None, **kwargs: Any
@@ -94,10 +102,41 @@ class StockDecoder(Decoder):
     ) -> AnswerStates:
         if lm.soft_mask is not None:
             return masked_states(self.backbone, lm)._replace(alpha=None)  # the method's own weights are the mask
-        if self.backbone.two_way(lm) is None:
+        causal = self.backbone.two_way(lm) is None
+        if causal:
             lm = real_columns_first(lm)
         assert lm.labels is not None
-        return AnswerStates(self.backbone.last_states(lm)[:, :-1], lm.labels[:, 1:])
+        is_plain = causal and runs_layer_by_layer(self.backbone.language_model)
+        hidden = causal_states(self.backbone, lm, self.multiple) if is_plain else self.backbone.last_states(lm)
+        return AnswerStates(hidden[:, :-1], lm.labels[:, 1:], num_targets=lm.num_targets)
+
+
+def runs_layer_by_layer(decoder: Any) -> bool:
+    """Whether a causal pass needs nothing but the layers: no window, no mask, no layers split over processes."""
+    return (
+        decoder.config._attn_implementation == "sdpa"
+        and window_of(decoder.config) is None
+        and not hasattr(decoder, "unshard")  # as fully_shard makes it
+    )
+
+
+def causal_states(backbone: Backbone, lm: LMInputs, multiple: int = 1) -> Float[Tensor, "B T L"]:
+    """Last hidden states of rows with their padding behind, as `backbone.hidden` gives them.
+
+    The stock forward first asks the device whether its mask hides anything; here that is known.
+
+    Args:
+        multiple: Of which the length is made one, with columns that nothing before them attends to.
+    """
+    decoder, width = backbone.language_model, lm.inputs_embeds.shape[1]
+    more = -width % multiple
+    hidden, positions = F.pad(lm.inputs_embeds, (0, 0, 0, more)), F.pad(lm.position_ids, (0, more))
+    additions = [F.pad(addition, (0, 0, 0, more)) for addition in backbone.layer_additions(lm)]
+    tables = decoder.rotary_emb(hidden, positions)
+    for index in range(len(decoder.layers)):
+        hidden = run_layer(decoder, index, hidden, positions, tables, None)
+        hidden = hidden + additions[index] if index < len(additions) else hidden
+    return decoder.norm(hidden)[:, :width]
 
 
 class LayerDecoder(Decoder):

@@ -19,6 +19,7 @@ class AnswerStates(NamedTuple):
         kept: With soft masks: True at visual tokens that are kept.
         alpha: With decisions inside the layers: the weight of each visual token in the end, 0 elsewhere.
         penalty: Of the method's decisions.
+        num_targets: How many targets there are, where that is known without waiting for the device.
     """
 
     hidden: Float[Tensor, "B T L"]
@@ -26,6 +27,7 @@ class AnswerStates(NamedTuple):
     kept: Bool[Tensor, "B T"] | None = None
     alpha: Float[Tensor, "B T"] | None = None
     penalty: Float[Tensor, ""] | None = None
+    num_targets: int | None = None
 
 
 def cross_entropy(
@@ -42,9 +44,14 @@ def cross_entropy(
         num_targets: Default: the batch's own answer tokens.
     """
     wanted = states.targets != -100
-    logits = head(states.hidden[wanted])
+    flat = wanted.flatten()
+    if states.num_targets is None:
+        places = flat.nonzero().squeeze(-1)
+    else:  # the same, their number given: it is not asked of the device
+        places = torch.argsort((~flat).long(), stable=True)[: states.num_targets]
+    logits = head(states.hidden.flatten(0, 1).index_select(0, places))
     wide = torch.promote_types(logits.dtype, torch.float32)
-    total = F.cross_entropy(logits.to(wide), states.targets[wanted], reduction="sum")
+    total = F.cross_entropy(logits.to(wide), states.targets.flatten()[places], reduction="sum")
     if penalty is not None:
         total = total + penalty * wanted.sum()
     return total / (wanted.sum() if num_targets is None else num_targets)

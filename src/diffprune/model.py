@@ -24,6 +24,7 @@ from diffprune.memory import Memory
 from diffprune.methods.base import Kept, Pruner, Restricted
 from diffprune.ops.arguments import checked_methods
 from diffprune.ops.noise import Generators
+from diffprune.ops.transfer import to_device
 from diffprune.pretrained import SavedPruner
 from diffprune.restriction import restrict, with_soft_mask
 from diffprune.tiles import PerTile
@@ -277,7 +278,8 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         if tokens is None:
             return None
         if isinstance(keep, Tensor):
-            return check_counts(keep, tokens.counts)
+            check_counts(keep, len(tokens))
+            return to_device(keep, tokens.x.device).minimum(tokens.counts)
         if self.method.name == "full":
             fitting.refuse_full_budget(keep)
         if isinstance(keep, Sequence) and not isinstance(keep, str | bytes):
@@ -291,7 +293,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         """Tokens that stay in each prompt: the sum over its images."""
         if counts is None:
             return None
-        rows = torch.tensor(batch.row_of_image, device=counts.device)
+        rows = to_device(torch.tensor(batch.row_of_image), counts.device)
         return counts.new_zeros(len(batch.features["input_ids"])).index_add_(0, rows, counts)
 
     def _say_once(self, sentence: str) -> None:

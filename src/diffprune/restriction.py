@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from diffprune.methods.base import Pruner, Restricted, everything
+from diffprune.methods.base import Pruner, Restricted
 from diffprune.ops import hard_mask, linear_gate, take_tokens
 from diffprune.ops.noise import Generators, draw_normal
 from diffprune.tiles import PerTile
@@ -22,7 +22,7 @@ def restrict(
     generator: Generators = None,
     remove_below: float = 0.0,
 ) -> tuple[VisualTokens, Restricted]:
-    """What the method makes of the tokens, with an index for each; and the tokens with their planes weakened too.
+    """What the method makes of the tokens, and the tokens with their planes weakened too.
 
     Args:
         remove_below: Tokens whose weight has become smaller are really taken out (progressive removal), all but the K
@@ -30,7 +30,6 @@ def restrict(
             still what is differentiated.
     """
     kept = rule.restrict(tokens, k, tau=tau, generator=generator)
-    kept = kept._replace(index=everything(tokens))
     if kept.own_loss is not None:
         return tokens, kept
     if rule.is_inside:
@@ -75,6 +74,6 @@ def restrict_planes(
         real = tokens.mask[..., None]
         energy = torch.where(real, plane.float().square(), 0.0).sum((1, 2), keepdim=True)
         scale = (energy / (real.sum(1, keepdim=True) * plane.shape[-1])).sqrt()  # [B, 1, 1]
-        noise = draw_normal(plane, tokens.mask, generator) * scale
+        noise = draw_normal(plane, tokens.padding_mask, generator) * scale
         gated.append(linear_gate(plane, alpha, noise=noise.to(plane.dtype)))
     return tuple(gated)

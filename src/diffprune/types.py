@@ -94,6 +94,11 @@ class VisualTokens:
         """`mask`, or None where no token is padding: attention without a mask is faster."""
         return None if self.is_full else self.mask
 
+    @property
+    def everything(self) -> Int[Tensor, "B N"]:
+        """The index that keeps all real tokens."""
+        return torch.where(self.mask, torch.arange(self.x.shape[1], device=self.x.device), -1)
+
     def take(self, rows: Sequence[int]) -> "VisualTokens":
         """The tokens of some of the images, in the order given."""
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.x.device)
@@ -127,22 +132,14 @@ def counts_of_each(
     return torch.tensor(counts, dtype=torch.int64, device=mask.device)
 
 
-def check_counts(keep: Tensor, available: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Tokens to keep of each image, given one by one: at least one, and never more than there are.
-
-    Args:
-        keep: The counts that were given.
-        available: Tokens of each image.
-    """
+def check_counts(keep: Tensor, num_images: int) -> None:
+    """An error where these are no tokens to keep of each image, at least one of each."""
     if keep.is_floating_point() or keep.dtype == torch.bool:
         raise ValueError(f"keep={_listed(keep)} is no count of tokens; give whole numbers, or one share as a float")
-    if keep.shape != available.shape:
-        raise ValueError(
-            f"keep={_listed(keep)} names {keep.numel()} images, and there are {len(available)}; give one each"
-        )
+    if keep.shape != (num_images,):
+        raise ValueError(f"keep={_listed(keep)} names {keep.numel()} images, and there are {num_images}; give one each")
     if int(keep.min()) < 1:
         raise ValueError(f"keep={_listed(keep)} keeps nothing of an image; give at least 1 token for each")
-    return keep.to(available.device).minimum(available)
 
 
 def _listed(keep: Tensor) -> list[int | float | bool]:
@@ -241,6 +238,7 @@ class LMInputs:
         visual: True where a visual token stands.
         source: Column of the unpruned sequence each position comes from.
         labels: Targets for the loss, -100 where there is none.
+        num_targets: How many these are, where that is known without waiting for the device.
         extra: Whatever else the family's forward takes.
         origin: Of the visual tokens, None where there are none.
         soft_mask: How much other positions attend to each one, from 0 (as if it were not there) to 1; default: all.
@@ -254,6 +252,7 @@ class LMInputs:
     visual: Bool[Tensor, "B T"]
     source: Int[Tensor, "B T"]
     labels: Int[Tensor, "B T"] | None = None
+    num_targets: int | None = None
     extra: dict[str, object] = field(default_factory=dict[str, object])
     origin: Origin | None = None
     soft_mask: Float[Tensor, "B T"] | None = None

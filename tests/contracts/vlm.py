@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diffprune.backbones.prompts import Batch
-from diffprune.methods.base import Card, Pruner, Restricted, ScoringPruner, everything, take
+from diffprune.methods.base import Card, Pruner, Restricted, ScoringPruner, take
 from diffprune.model import PrunedVLM
 from diffprune.restriction import restrict
 from diffprune.types import LMInputs, VisualTokens
@@ -60,7 +60,7 @@ def stock_inputs(vlm: PrunedVLM, batch: Batch, attention_mask: Tensor) -> dict[s
 
 def splice_all(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens) -> LMInputs:
     """The unpruned sequence, projected and spliced by our own path."""
-    return vlm.splice(batch, tokens, take(tokens, everything(tokens)))
+    return vlm.splice(batch, tokens, take(tokens, tokens.everything))
 
 
 def throttle(vlm: PrunedVLM, batch: Batch, tokens: VisualTokens, **step: Any) -> tuple[LMInputs, Restricted]:

@@ -20,7 +20,7 @@ from diffprune.train import folder as folder_module
 from diffprune.train import trainer as trainer_module
 from diffprune.train.feed import Broken
 from diffprune.train.folder import RunState, alone_in, note_broken
-from diffprune.train.frozen import ask_hub_once, compiled, load_frozen, recomputing
+from diffprune.train.frozen import ask_hub_once, load_frozen, recomputing
 from diffprune.train.objective import Objective
 from diffprune.train.sources import open_feed
 from tests import tiny
@@ -141,35 +141,6 @@ def test_layers_really_run_again() -> None:
     finally:
         hook.remove()
     assert not layer.training and not layer.gradient_checkpointing
-
-
-def test_layers_are_called_as_compiled_inside_and_as_they_were_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler is stood in for by a call that counts; what it makes of a layer is the slow test's."""
-    calls, options = [], []
-
-    def counting(call: Any, **given: Any) -> Any:
-        options.append(given)
-        return lambda *inputs, **more: (calls.append(1), call(*inputs, **more))[1]
-
-    monkeypatch.setattr(torch, "compile", counting)
-    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4)
-    layers, batch = vlm.backbone.language_model.layers, vlm.prepare([tiny.picture()], ["?"], ["a"])
-    for enabled, expected in ((False, 0), (True, len(layers))):
-        with compiled(vlm.backbone, enabled=enabled):
-            vlm.loss(batch, hard=True)
-        assert len(calls) == expected
-    with pytest.raises(RuntimeError, match="inside"), compiled(vlm.backbone, enabled=True):
-        raise RuntimeError("inside")
-    vlm.loss(batch, hard=True)
-    assert len(calls) == len(layers) and options == [{"dynamic": True}] * 2 * len(layers)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of the compiler
-def test_compiled_layers_change_no_loss(disk: Path, tmp_path: Path) -> None:
-    for fused in (False, True):
-        train(disk, tmp_path / str(fused), optim={"compile": fused, "steps": 3})
-    assert runs.losses(tmp_path / "True") == pytest.approx(runs.losses(tmp_path / "False"), abs=1e-4)
 
 
 def test_matched_noise_is_calibrated_once_and_kept(disk: Path, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ A small model's training step waits for the host, which starts thousands of shor
 are one batch: pictures, language model and gates run once, and only scorers and blocks are each run's own. Each run
 draws what `diffprune train` would draw with its seed, and takes its steps up to rounding, none ending early; its folder
 is as after that, but that `loss` in metrics.jsonl is the mean over the seeds. A folder that holds a saved pruner is
-passed over; runs that were cut off go on where all of them are at one step.
+passed over; runs that were cut off go on from the last checkpoint that all of them have.
 """
 
 import argparse
 import json
+import shutil
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -27,16 +29,18 @@ from torch import Tensor, nn
 import diffprune_lab
 from diffprune.cli import hush_loader
 from diffprune.config import RunConfig, load_config
-from diffprune.inside.layers import CudnnAttention
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
 from diffprune.saving import CONFIG_FILE
-from diffprune.train.checkpointing import remove_unfinished
+from diffprune.train.checkpointing import list_checkpoints, remove_unfinished
+from diffprune.train.compiling import computing
 from diffprune.train.folder import claimed
 from diffprune.train.frozen import load_frozen
-from diffprune.train.loop import descend
+from diffprune.train.loop import account, descend
+from diffprune.train.run import stop_on_signal
 from diffprune.train.sampler import draw_keep, draw_tau, noise_generator
-from diffprune.train.trainer import Part, Trainer
+from diffprune.train.step import Part
+from diffprune.train.trainer import Trainer
 from diffprune.train.watch import Watch, peak_memory_gb
 from diffprune.types import Budget
 
@@ -118,24 +122,36 @@ class InStep:
             )
         accelerator.backward(loss)
         entropies = (alpha.detach() * (1 - alpha.detach())).sum(-1).float().unflatten(0, (len(parts), -1)).mean(-1)
-        value, *entropy = torch.cat((loss.detach().float()[None], entropies)).tolist()
+        norms = [self._descend(trainer, total / part.num_targets, step) for trainer, part in pairs]
+        value, *rest = torch.cat((loss.detach().float()[None], entropies, torch.stack(norms))).tolist()
         records = []
-        for (trainer, part), own in zip(pairs, entropy, strict=True):
-            # Divided by the answer tokens of all runs so far, and by its own in a run alone.
-            gradients = [one.grad for one in trainer.trained if one.grad is not None]
-            torch._foreach_mul_(gradients, total / part.num_targets)  # pyright: ignore[reportPrivateImportUsage]
-            lr = descend(
-                trainer.optimizer,
-                trainer.trained,
-                trainer.config.optim,
-                trainer.state,
-                loss=value,
-                lr=trainer.schedule.lr(step),
-                clip=accelerator.clip_grad_norm_,
-            )
-            trainer.optimizer.zero_grad()
-            records.append({"loss": value, "tau": annealed, "lr": lr, "entropy": own})
+        for trainer, entropy, norm in zip(self.trainers, rest[: len(pairs)], rest[len(pairs) :], strict=True):
+            lr = trainer.schedule.lr(step)
+            lr = account(trainer.state, trainer.config.optim, step=step, loss=value, norm=norm, lr=lr)
+            records.append({"loss": value, "tau": annealed, "lr": lr, "entropy": entropy})
         return records
+
+    def _descend(self, trainer: Trainer, scale: float, step: int) -> Tensor:
+        """Take the run's own step; the norm of its gradient.
+
+        Args:
+            scale: The loss was divided by the answer tokens of all runs, and is by its own in a run alone.
+        """
+        gradients = [one.grad for one in trainer.trained if one.grad is not None]
+        torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
+        lr, clip = trainer.schedule.lr(step), self.accelerator.clip_grad_norm_
+        norm = descend(trainer.optimizer, trainer.trained, trainer.config.optim, trainer.state, lr=lr, clip=clip)
+        trainer.optimizer.zero_grad()
+        return norm.detach().float()
+
+
+def go_on_together(folders: Sequence[Path]) -> None:
+    """Remove checkpoints that not all of these runs have, for they were cut off between two saves."""
+    found = [{path.name: path for path in list_checkpoints(folder)} for folder in folders]
+    for paths in found:
+        for name, path in paths.items():
+            if not all(name in other for other in found):
+                shutil.rmtree(path)
 
 
 def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]]:
@@ -150,6 +166,7 @@ def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]
         for config, folder in runs:
             stack.enter_context(claimed(folder, config, resume=True))
             remove_unfinished(folder)
+        go_on_together([folder for _, folder in runs])
         frozen = load_frozen(first.backbone, accelerator.device)
         trainers = [Trainer(config, folder, accelerator, frozen) for config, folder in runs]
         for trainer in trainers:
@@ -159,10 +176,11 @@ def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]
             stack.enter_context(Watch(one.folder, steps=one.steps, start=one.state.step, tensorboard=False, quiet=True))
             for one in trainers
         ]
-        stack.enter_context(CudnnAttention(enabled=False))  # as `train.run` says
-        reader = stack.enter_context(ThreadPoolExecutor(max_workers=1))
-        _steps(InStep(trainers), watches, reader)
-        for trainer in trainers:
+        together = InStep(trainers)
+        stack.enter_context(computing(together.vlm, first, accelerator.autocast))
+        stop = stack.enter_context(stop_on_signal())
+        _steps(together, watches, stack.enter_context(ThreadPoolExecutor(max_workers=1)), stop)
+        for trainer in trainers if together.step == trainers[0].steps else ():
             trainer.export()
     return [
         {"out": str(one.folder), "step": one.state.step, "best": one.state.best, "seconds": one.state.seconds}
@@ -170,8 +188,8 @@ def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]
     ]
 
 
-def _steps(runs: InStep, watches: Sequence[Watch], reader: ThreadPoolExecutor) -> None:
-    """Take the steps that are left."""
+def _steps(runs: InStep, watches: Sequence[Watch], reader: ThreadPoolExecutor, stop: threading.Event) -> None:
+    """Take the steps that are left, until a signal asks to stop; then all is saved."""
     trainers, first = runs.trainers, runs.trainers[0]
     parts = reader.submit(runs.read, runs.step)
     while runs.step < first.steps:
@@ -185,12 +203,15 @@ def _steps(runs: InStep, watches: Sequence[Watch], reader: ThreadPoolExecutor) -
             trainer.state.seconds += seconds
             speed = {"samples_s": trainer.size / seconds, "memory_gb": peak_memory_gb()}
             watch.step({"step": trainer.state.step, **record, **speed})
-        if runs.step % first.validate_every == 0 or runs.step == first.steps:
-            wait([parts])  # validation prepares batches too
-            for trainer, watch in zip(trainers, watches, strict=True):
-                if trainer.held_out:
-                    watch.validation(trainer.validate())
+        asked, due = stop.is_set(), runs.step % first.validate_every == 0 or runs.step == first.steps
+        wait([parts] if due else [])  # validation prepares batches too
+        for trainer, watch in zip(trainers, watches, strict=True):
+            if due and trainer.held_out:
+                watch.validation(trainer.validate())
+            if due or asked:
                 trainer.save()
+        if asked:
+            return
 
 
 def main() -> None:

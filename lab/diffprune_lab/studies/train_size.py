@@ -4,12 +4,15 @@
 
 Each model is built on the device with random weights and trained by the code of `diffprune train`: pictures read from
 files, synthetic captions as answers, bfloat16, gradients through the frozen language model to scorer and throttler.
-LLaVA-1.5-7B and Qwen2.5-VL-7B at batch 4, Qwen2.5-VL-32B at batch 1, each without and with gradient checkpointing.
+LLaVA-1.5-7B and Qwen2.5-VL-7B at batch 4, Qwen2.5-VL-32B at batch 1, each in every variant: `plain`; `compiled`
+(`optim.compile`); `cached` (compiled, with the tower's features from `data.cache`); `checkpointing` (of gradients).
 Every row is written as soon as it is there; `--seconds` bounds the whole; `--size tiny` runs the same on a CPU.
 
 `step_ms` is the mean over all measured steps, so that `samples_s` is batch / `step_ms`; of it `wait_ms` were spent
 waiting for the thread that reads and prepares the next samples. `median_ms` is the median step, which a few slow ones
-do not move.
+do not move. As in a run, a GPU is one step behind the host: a step's time is that between two of the host's, and the
+whole ends when the device is through. `prepare_s` is what compiling or filling the cache took. With `--kernels N` a
+row also has the N `kernels` that a step spends most of its time in, and the places where it `waits` for the device.
 
 `mfu` is the share of the card's bfloat16 peak (the datasheet's where `measure/gpus.py` has it, else that of one large
 matrix product measured beside it) that the operations which the step cannot do without would take: the tower forward;
@@ -25,9 +28,12 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +48,16 @@ from diffprune.results import device_name, write_results
 from diffprune.shapes import SHAPES, build, require_gpu
 from diffprune.speed import flops
 from diffprune.speed.gpus import GPUS, gpu_of_device
+from diffprune.speed.measure import slowest_kernels
 from diffprune.speed.timing import matrix_rate, synchronize
-from diffprune.train.frozen import recomputing
-from diffprune.train.trainer import Part, Trainer
+from diffprune.train.compiling import computing
+from diffprune.train.step import Part, Taken
+from diffprune.train.trainer import Trainer
 from diffprune.train.watch import peak_memory_gb
 
 WARM_UP = 3
+LEAST = 10  # steps of a row, however late it is
+VARIANTS = ("plain", "compiled", "cached", "checkpointing")
 WORDS = (
     "a",
     "the",
@@ -113,7 +123,7 @@ def precision_of(device: str) -> str:
 
 
 def run_config(
-    name: str, task: Task, data: Path, *, steps: int, checkpointing: bool, precision: str = "bfloat16"
+    name: str, task: Task, data: Path, *, steps: int, variant: str, precision: str = "bfloat16"
 ) -> RunConfig:
     """The run that is measured: the paper's recipe, one forward pass a step."""
     return make_config(
@@ -125,10 +135,15 @@ def run_config(
                 "batch_size": task.batch,
                 "accumulate": 1,
                 "steps": steps,
-                "gradient_checkpointing": checkpointing,
+                "gradient_checkpointing": variant == "checkpointing",
+                "compile": variant in ("compiled", "cached"),
                 "precision": precision,
             },
-            "data": {"name": str(data), "validation": 0},
+            "data": {
+                "name": str(data),
+                "validation": 0,
+                "cache": str(data.parent / "cache") if variant == "cached" else None,
+            },
             "saving": {"tensorboard": False},
         }
     )
@@ -180,52 +195,68 @@ def measure(
     data: Path,
     *,
     device: str,
-    checkpointing: bool,
+    variant: str,
     deadline: float,
+    kernels: int = 0,
 ) -> dict[str, Any]:
-    """Train for a few steps; fewer than asked for once `time.monotonic()` is past the deadline, but one at least."""
+    """Train for a few steps; fewer than asked for once `time.monotonic()` is past the deadline, but ten at least."""
     steps, precision = WARM_UP + task.steps, precision_of(device)
-    config = run_config(name, task, data, steps=steps, checkpointing=checkpointing, precision=precision)
+    config = run_config(name, task, data, steps=steps, variant=variant, precision=precision)
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bfloat16" else "no")
-    run = Trainer(config, data.parent / f"run-{checkpointing}", accelerator, frozen)
+    run = Trainer(config, data.parent / f"run-{variant}", accelerator, frozen)
     run.begin()
-    times, waits, work, losses = [], [], [], []
+    start = time.monotonic()
+    if run.cache is not None:
+        deque(run.encode_first(run.feed.per_epoch or 0), maxlen=0)
+        run.cache.flush()
+    waits, done, losses = [], [], []
+    taken: deque[Taken] = deque()
     weights_gb = reset_peak(device)
-    with (
-        recomputing(run.vlm.backbone, enabled=checkpointing),
-        ThreadPoolExecutor(max_workers=1) as reader,
-    ):
+    with computing(run.vlm, config, accelerator.autocast) as missing, ThreadPoolExecutor(max_workers=1) as reader:
+        prepared = {"prepare_s": time.monotonic() - start} | ({"missing": missing} if missing else {})
         following = reader.submit(run.read, 0)
+        marks: list[float] = []  # of the clock, when the host was through with a step
         for step in range(steps):
-            if times and time.monotonic() > deadline:
+            if len(done) >= LEAST and time.monotonic() > deadline:
                 break
+            if step == WARM_UP:
+                synchronize(device)
+                marks.append(time.perf_counter())
             start = time.perf_counter()
             parts = following.result()
             waited = time.perf_counter() - start
             if step + 1 < steps:
                 following = reader.submit(run.read, step + 1)
-            record, _ = run.take_step(parts, stop=False)
-            synchronize(device)
+            taken.append(run.take_step(parts, stop=False))
+            while len(taken) > run.ahead:
+                losses.append(run.record(taken.popleft())["loss"])
             if step >= WARM_UP:
-                times.append(time.perf_counter() - start)
+                marks.append(time.perf_counter())
                 waits.append(waited)
-                work.append(step_flops(run.vlm, parts))
-            losses.append(record["loss"])
-    seconds = sum(times)
+                done.append(parts)
+        losses += [run.record(one)["loss"] for one in taken]
+        synchronize(device)
+        seconds = time.perf_counter() - marks[0]
+        peak_gb = peak_memory_gb()
+        looked = look_inside(run, parts, kernels, device) if kernels else {}
+    work = [step_flops(run.vlm, parts) for parts in done]
     peak, source = card_peak(device)
     visual = run.vlm.backbone.image_token_id
     ids = parts[0].batch.features["input_ids"]  # type: ignore[union-attr]
     return {
         "backbone": name,
+        "variant": variant,
         "batch": task.batch,
-        "samples_s": task.batch * len(times) / seconds,
-        "peak_gb": peak_memory_gb(),
+        "samples_s": task.batch * len(done) / seconds,
+        "peak_gb": peak_gb,
         "mfu": sum(work) / seconds / peak,
-        "step_ms": 1e3 * seconds / len(times),
-        "median_ms": 1e3 * statistics.median(times),
-        "wait_ms": 1e3 * sum(waits) / len(times),
-        "checkpointing": checkpointing,
-        "steps": len(times),
+        "step_ms": 1e3 * seconds / len(done),
+        "median_ms": 1e3 * statistics.median(after - before for before, after in pairwise(marks)),
+        "wait_ms": 1e3 * sum(waits) / len(done),
+        "checkpointing": variant == "checkpointing",
+        "steps": len(done),
+        **prepared,
+        **looked,
         "num_visual": int((ids[0] == visual).sum()),
         "num_text": int((ids != visual).sum(-1).max()),
         "keep": task.keep,
@@ -240,6 +271,25 @@ def measure(
     }
 
 
+def look_inside(run: Trainer, parts: list[Part], count: int, device: str) -> dict[str, Any]:
+    """Where a step waits for the device, and the kernels it spends most of its time in."""
+
+    def step() -> None:
+        run.take_step(parts, stop=False)
+
+    places: set[str] = set()
+    if device.startswith("cuda"):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        places = {f"{one.filename}:{one.lineno}" for one in seen if "called a synchronizing" in str(one.message)}
+    return {"waits": sorted(places), "kernels": slowest_kernels(step, count, device)}
+
+
 def reset_peak(device: str) -> float:
     """Forget the peak so far; memory held now, in units of 10^9 bytes (0 on a CPU)."""
     if not device.startswith("cuda"):
@@ -250,13 +300,14 @@ def reset_peak(device: str) -> float:
     return torch.cuda.memory_allocated() / 1e9
 
 
-def measure_model(name: str, *, device: str, tiny: bool, deadline: float) -> list[dict[str, Any]]:
-    """A row without and one with gradient checkpointing; a row with the error where one cannot be had."""
+def measure_model(
+    name: str, *, device: str, tiny: bool, deadline: float, variants: Sequence[str] = VARIANTS, kernels: int = 0
+) -> Iterator[dict[str, Any]]:
+    """A row of each variant, as soon as it is there; a row with the error where one cannot be had."""
     task = TASKS[name]
     if tiny:
         small = (56, 84) if name.startswith("qwen") else task.picture
         task = Task(keep=task.keep, batch=task.batch, picture=small, steps=2)
-    rows: list[dict[str, Any]] = []
     reset_peak(device)  # and let go of the model before
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -267,15 +318,16 @@ def measure_model(name: str, *, device: str, tiny: bool, deadline: float) -> lis
             built = {"build_s": time.monotonic() - start}
             data = write_captions(Path(folder) / "data", task.picture, count=8 if tiny else 64)
         except Exception as error:  # one model must not cost the others their rows
-            return [_failed(name, error)]
-        for checkpointing in (False, True):
+            yield _failed(name, error)
+            return
+        for place, variant in enumerate(variants):
+            end = time.monotonic() + (deadline - time.monotonic()) / (len(variants) - place)
+            limits = {"device": device, "deadline": end, "kernels": kernels}
             try:
-                row = measure(name, task, frozen, data, device=device, checkpointing=checkpointing, deadline=deadline)
-                rows.append(row | built)
+                yield measure(name, task, frozen, data, variant=variant, **limits) | built
             except Exception as error:
-                rows.append(_failed(name, error) | {"checkpointing": checkpointing})
+                yield _failed(name, error) | {"variant": variant}
             reset_peak(device)
-    return rows
 
 
 def _failed(name: str, error: Exception) -> dict[str, Any]:
@@ -297,11 +349,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0, help="for everything")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--kernels", type=int, default=0, help="slowest kernels of a step to list in each row")
     arguments = parser.parse_args()
-    names = arguments.models.split(",")
-    unknown = [name for name in names if name not in TASKS]
-    if unknown:
-        parser.error(f"--models {unknown[0]!r} is not measured here; choose from {', '.join(TASKS)}")
+    names, variants = arguments.models.split(","), arguments.variants.split(",")
+    for option, given, known in (("models", names, TASKS), ("variants", variants, VARIANTS)):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"--{option} {unknown[0]!r} is not measured here; choose from {', '.join(known)}")
     if arguments.size == "real":
         try:
             refuse_cpu(names, arguments.device)
@@ -309,18 +364,20 @@ def main() -> None:
             parser.error(str(error))
     end = time.monotonic() + arguments.seconds
     rows: list[dict[str, Any]] = []
-    for place, name in enumerate(names):
-        if time.monotonic() > end:
-            rows.append({"backbone": name, "error": f"not begun: {arguments.seconds:g} seconds were over"})
-        else:
-            share = (end - time.monotonic()) / (len(names) - place)
-            deadline = time.monotonic() + share
-            tiny = arguments.size == "tiny"
-            rows += measure_model(name, device=arguments.device, tiny=tiny, deadline=deadline)
-        for row in rows:
-            if row["backbone"] == name:
-                print(json.dumps(row), flush=True)
-        if arguments.out:  # after each model, so that a run cut short keeps what it has
+
+    def measured() -> Iterator[dict[str, Any]]:
+        for place, name in enumerate(names):
+            if time.monotonic() > end:
+                yield {"backbone": name, "error": f"not begun: {arguments.seconds:g} seconds were over"}
+                continue
+            deadline = time.monotonic() + (end - time.monotonic()) / (len(names) - place)
+            how = {"device": arguments.device, "tiny": arguments.size == "tiny", "kernels": arguments.kernels}
+            yield from measure_model(name, deadline=deadline, variants=variants, **how)
+
+    for row in measured():
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if arguments.out:  # after each row, so that a run cut short keeps what it has
             write_results(
                 arguments.out,
                 name=arguments.out.stem,
@@ -328,9 +385,10 @@ def main() -> None:
                 device="CPU" if arguments.device == "cpu" else device_name(),
                 commit=arguments.commit,
                 seeds=[42],
-                notes="random weights, synthetic captions, one forward pass a step; peak_gb in units of 10^9 bytes; "
-                "step_ms is the mean step, of which wait_ms for data, median_ms the median step; mfu without what "
-                "checkpointing computes again",
+                notes="random weights, synthetic captions, one forward pass a step; compiled: optim.compile; cached: "
+                "that and the tower's features from data.cache; peak_gb in units of 10^9 bytes; step_ms is the mean "
+                "step, of which wait_ms for data, median_ms the median step; mfu without what checkpointing computes "
+                "again, and for cached rows with the tower that they leave out",
             )
 
 

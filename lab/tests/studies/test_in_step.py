@@ -1,5 +1,6 @@
 """Runs in step with each other: what each learns is what it learns alone."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def test_runs_that_are_there_are_passed_over(tmp_path: Path, monkeypatch: pytest
     command("42,7")
     assert (tmp_path / "42" / "model.safetensors").stat().st_mtime_ns == written
     assert (tmp_path / "7" / "model.safetensors").is_file()
+
+
+def test_runs_cut_off_between_two_saves_go_on_from_a_step_that_all_have(tmp_path: Path) -> None:
+    configs = [load_config(CONFIG, [*SHORT, "validation.every=1", f"seed={seed}"]) for seed in (42, 7)]
+    runs = [(config, tmp_path / str(config.seed)) for config in configs]
+    whole = train_in_step(runs)
+    for _, folder in runs:  # as if killed after the first of two had saved its last step
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).unlink()
+    shutil.rmtree(tmp_path / "7" / "checkpoint-000002")
+    again = train_in_step(runs)
+    assert [one["step"] for one in again] == [2, 2]
+    for one, other in zip(whole, again, strict=True):
+        assert one["best"] == other["best"]
 
 
 @pytest.mark.parametrize(

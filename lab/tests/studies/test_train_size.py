@@ -23,20 +23,20 @@ def main(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> list[di
     return read_results(out).rows
 
 
-def test_a_model_gives_a_row_without_and_one_with_checkpointing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = main(monkeypatch, tmp_path / "train.json", "--models", "qwen2.5-vl-32b")
-    assert [(row["backbone"], row["batch"], row["checkpointing"]) for row in rows] == [
-        ("qwen2.5-vl-32b", 1, False),
-        ("qwen2.5-vl-32b", 1, True),
+def test_a_model_gives_a_row_for_each_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)  # what it makes is another test's
+    rows = main(monkeypatch, tmp_path / "train.json", "--models", "qwen2.5-vl-32b", "--kernels", "3")
+    assert [(row["backbone"], row["batch"], row["variant"]) for row in rows] == [
+        ("qwen2.5-vl-32b", 1, variant) for variant in ("plain", "compiled", "cached", "checkpointing")
     ]
     for row in rows:
+        assert row["checkpointing"] == (row["variant"] == "checkpointing") and "missing" not in row
+        assert len(row["kernels"]) == 3 and row["waits"] == [] and row["prepare_s"] >= 0
         assert row["samples_s"] == pytest.approx(1e3 * row["batch"] / row["step_ms"]) and 0 < row["mfu"] < 1
         assert 0 <= row["wait_ms"] < row["step_ms"] and row["median_ms"] > 0
         assert 0 < row["peak_gb"] <= peak_memory_gb()
         assert row["num_text"] > 60 and row["num_visual"] == 6
-    assert rows[0]["first_loss"] == pytest.approx(rows[1]["first_loss"])
+    assert [row["first_loss"] for row in rows] == pytest.approx([rows[0]["first_loss"]] * 4, rel=1e-5)
 
 
 def test_a_model_that_fails_costs_no_other_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,8 @@ def test_a_model_that_fails_costs_no_other_its_row(tmp_path: Path, monkeypatch: 
         raise RuntimeError("out of memory")
 
     monkeypatch.setitem(SHAPES, "llava-1.5-7b", fail)
-    rows = main(monkeypatch, tmp_path / "train.json", "--models", "llava-1.5-7b,qwen2.5-vl-32b")
+    models = ("--models", "llava-1.5-7b,qwen2.5-vl-32b", "--variants", "plain,checkpointing")
+    rows = main(monkeypatch, tmp_path / "train.json", *models)
     assert rows[0] == {"backbone": "llava-1.5-7b", "error": "RuntimeError: out of memory"}
     assert [row["backbone"] for row in rows[1:]] == ["qwen2.5-vl-32b"] * 2
 

@@ -65,10 +65,11 @@ def test_tokens_of_negligible_weight_may_leave_the_sequence() -> None:
     torch.manual_seed(0)
     torch.nn.init.normal_(vlm.method.scorer.head.weight, std=30.0)
     lengths: list[int] = []
-    hidden = vlm.backbone.hidden
-    vlm.backbone.hidden = lambda lm: (lengths.append(lm.input_ids.shape[1]), hidden(lm))[1]
+    first = vlm.backbone.language_model.layers[0]
+    hook = first.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     for remove_below in (0.0, 0.01):
         train_on_captions(vlm, steps=1, batch_size=2, budgets=(4, 4), remove_below=remove_below, lr=1e-9)
+    hook.remove()
     assert lengths[1] < lengths[0]
 
 

@@ -52,7 +52,7 @@ def test_pictures_of_varying_size_train_with_a_budget_of_each_one_s_own(tmp_path
     (part,) = parts
     wanted = [picture_size(sample.picture, "varying") for sample in part.samples]
     assert part.batch is not None and part.batch.sizes == tuple((width, height) for height, width in wanted)
-    record, _ = run.take_step(parts, stop=False)
+    record = run.record(run.take_step(parts, stop=False))
     assert math.isfinite(record["loss"]) and not torch.equal(run.vlm.method.scorer.head.weight, before)
     tokens = run.vlm.encode(part.batch)
     counts = run.objective._budgets(tokens, part.samples, 0)

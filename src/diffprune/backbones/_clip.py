@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffprune.ops.transfer import to_device
+
 
 def encoder_layers(tower: Any) -> Any:
     """The stack of blocks of a vision tower, with or without its outer wrapper."""
@@ -74,7 +76,7 @@ def crop_boxes(
         x = (left + torch.arange(side + 1) * (crop_w / side)) * (width / resized_w)
         y = (top + torch.arange(side + 1) * (crop_h / side)) * (height / resized_h)
         boxes[width, height] = grid_boxes(x, y)
-    return torch.stack([boxes[width, height] for width, height in sizes]).to(device)
+    return to_device(torch.stack([boxes[width, height] for width, height in sizes]), device)
 
 
 def grid_boxes(x: Float[Tensor, " columns_1"], y: Float[Tensor, " rows_1"]) -> Float[Tensor, "N 4"]:

@@ -11,6 +11,7 @@ from diffprune.backbones.features import Layout, read_features
 from diffprune.backbones.messages import Talk, read_talks
 from diffprune.backbones.processors import move_features, open_by_prompt, pixel_seed
 from diffprune.backbones.prompts import IGNORE, Batch, Exchange, require_unicode
+from diffprune.ops.transfer import to_device
 
 
 class Asking:
@@ -120,7 +121,8 @@ class Asking:
             row_of_image=tuple(row for row, images_of in enumerate(pictures) for _ in images_of),
             sizes=tuple(image.size for image in flat),
             seeds=tuple(pixel_seed(image) for image in flat),
-            labels=None if labels is None else labels.to(device),
+            labels=None if labels is None else to_device(labels, device),
+            num_targets=None if labels is None else int((labels[:, 1:] != IGNORE).sum()),
         )
 
     def process(self, pictures: list[list[Image.Image]], prompts: list[str]) -> dict[str, Tensor]:

@@ -205,22 +205,34 @@ class Backbone(Asking, ABC):
         """Text and kept tokens in one left-padded sequence, each at the position it had before anything was dropped.
 
         Args:
+            keep: Of each image; None keeps all, and then the device is not waited for.
             positions: "packed" numbers what is left without gaps instead.
         """
         ids, mask = batch.features["input_ids"], batch.features["attention_mask"].bool()
         placeholder = (ids == self.image_token_id) & mask
-        stays = mask.clone()
-        source = None  # for each kept placeholder its row among the visual embeddings, -1 for a newline
-        if tokens is not None and visual is not None and keep is not None:
+        place = None  # of each column its row among the visual embeddings, -1 for text and newlines
+        if tokens is None or visual is None:
+            if placeholder.any():
+                raise ValueError(f"the prompt holds {int(placeholder.sum())} image placeholders and no image was given")
+            columns, new_mask = splice.left_pad_order(mask)
+            is_visual = placeholder.gather(1, columns)
+        elif keep is None and (tokens.slots is None or self.keeps_newlines != "none"):
+            columns, new_mask, is_visual = (
+                torch.arange(ids.shape[1], device=ids.device).expand_as(ids),
+                mask,
+                placeholder,
+            )
+            place = splice.tokens_in_place(tokens, placeholder)
+        else:
+            keep = tokens.everything if keep is None else keep
             slot_stays, source = splice.held_slots(
                 tokens, keep, newlines=self.keeps_newlines, rows_of_slots=self.rows_of_slots
             )
-            stays[placeholder] = splice.require_filled(slot_stays, int(placeholder.sum())).to(stays.device)
-        elif placeholder.any():
-            raise ValueError(f"the prompt holds {int(placeholder.sum())} image placeholders and no image was given")
-
-        columns, new_mask = splice.left_pad_order(stays)
-        is_visual = placeholder.gather(1, columns) & new_mask
+            splice.require_filled(slot_stays.numel(), int(placeholder.sum()))
+            stays = mask.masked_scatter(placeholder, slot_stays.to(mask.device))
+            columns, new_mask = splice.left_pad_order(stays)
+            is_visual = placeholder.gather(1, columns) & new_mask
+            place = torch.full_like(columns, -1).masked_scatter(is_visual, source.to(columns.device))
         new_ids = torch.where(new_mask, ids.gather(1, columns), self.pad_id)
         content = is_visual  # less the newlines, where there are any
         origin = None
@@ -230,14 +242,15 @@ class Backbone(Asking, ABC):
             for key in self.sequence_features
             if key in batch.features
         }
-        if source is not None:
-            assert tokens is not None and visual is not None and keep is not None
-            source = source.to(embeds.device)
-            embeds = splice.fill(embeds, is_visual, source, visual.flatten(0, 1), self.newline)
-            content = is_visual.masked_scatter(is_visual, source >= 0)
-            origin = splice.origin_of(tokens, keep, source, is_visual)
+        if place is not None:
+            assert tokens is not None and visual is not None
+            newline = None if tokens.slots is None else self.newline
+            embeds = splice.fill(embeds, is_visual, place, visual.flatten(0, 1), newline)
+            content = is_visual & (place >= 0)
+            origin = splice.origin_of(tokens, keep, place)
             if tokens.planes:
-                extra |= self.plane_inputs([take_tokens(plane, keep) for plane in tokens.planes], source, is_visual)
+                planes = tokens.planes if keep is None else [take_tokens(plane, keep) for plane in tokens.planes]
+                extra |= self.plane_inputs(planes, place[is_visual], is_visual)
 
         unpruned = self.positions(batch) if batch.positions is None else batch.positions
         labels = batch.labels
@@ -249,6 +262,7 @@ class Backbone(Asking, ABC):
             visual=content,
             source=columns,
             labels=None if labels is None else torch.where(new_mask, labels.gather(1, columns), IGNORE),
+            num_targets=batch.num_targets,
             extra=extra,
             origin=origin,
         )

@@ -20,6 +20,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from diffprune.ops.transfer import to_device
+
 # What is read, told by content. None of these runs a program, as Pillow does for EPS.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
 
@@ -205,7 +207,7 @@ def pixel_seed(image: Image.Image | np.ndarray) -> int:
 def move_features(features: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """The tensors of a processor's output on a device, those of floats in the model's type."""
     return {
-        key: value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+        key: to_device(value, device, dtype if value.is_floating_point() else None)
         for key, value in features.items()
         if isinstance(value, Tensor)
     }

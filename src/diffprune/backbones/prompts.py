@@ -26,6 +26,7 @@ class Batch:
         row_of_image: The prompt each image belongs to.
         sizes: (width, height) of each original picture; empty where they are not known, and then no token has a box.
         seeds: One number per picture, made from its pixels.
+        num_targets: Of the labels, where they were counted before they went to a device.
         positions: Of every token, where they were numbered before: prompts that are spliced many times.
         tile_grids: (rows, columns) of each picture's tiles, where a processor's output tells them and `sizes` do not.
     """
@@ -35,6 +36,7 @@ class Batch:
     sizes: tuple[tuple[int, int], ...] = ()
     seeds: tuple[int, ...] = ()
     labels: Tensor | None = None
+    num_targets: int | None = None
     positions: Int[Tensor, "*R B T"] | None = None
     tile_grids: tuple[Grid, ...] | None = None
 

@@ -75,14 +75,13 @@ def held_and_newlines(
     return held, stay
 
 
-def require_filled(slot_stays: Bool[Tensor, " S"], num_placeholders: int) -> Bool[Tensor, " S"]:
-    """Which placeholders stay, or an error where the pictures do not fill those of the prompt."""
-    if num_placeholders != slot_stays.numel():
+def require_filled(num_slots: int, num_placeholders: int) -> None:
+    """An error where the pictures do not fill the placeholders of the prompt."""
+    if num_placeholders != num_slots:
         raise ValueError(
-            f"the prompt holds {num_placeholders} image placeholders but the pictures fill {slot_stays.numel()}; "
+            f"the prompt holds {num_placeholders} image placeholders but the pictures fill {num_slots}; "
             "process text and images in one call"
         )
-    return slot_stays
 
 
 def left_pad_order(stays: Bool[Tensor, "B T"]) -> tuple[Int[Tensor, "B U"], Bool[Tensor, "B U"]]:
@@ -104,32 +103,47 @@ def positions_of(
 def fill(
     embeds: Float[Tensor, "B U L"],
     is_visual: Bool[Tensor, "B U"],
-    source: Int[Tensor, " S"],
+    place: Int[Tensor, "B U"],
     visual: Float[Tensor, "M L"],
     newline: Float[Tensor, " L"] | None,
 ) -> Float[Tensor, "B U L"]:
     """Embeddings with the visual ones in their places.
 
     Args:
-        is_visual: True where a visual token stands.
-        source: Row of `visual` for each True of `is_visual`, -1 for a newline.
+        is_visual: True where a visual token or a newline stands.
+        place: Row of `visual` at each column, -1 at text and newlines.
         newline: Embedding of a placeholder without picture content.
     """
-    rows = visual.to(embeds.device, embeds.dtype)
-    if bool((source < 0).any()):
-        assert newline is not None, "a family has placeholders without content but no embedding for them"
-        rows = torch.cat([rows, newline.to(rows)[None]])  # row -1
-    return embeds.masked_scatter(is_visual[..., None], rows[source])
+    rows = visual.to(embeds.device, embeds.dtype).index_select(0, place.clamp_min(0).flatten()).view_as(embeds)
+    if newline is not None:
+        rows = torch.where((place < 0)[..., None], newline.to(rows), rows)
+    return torch.where(is_visual[..., None], rows, embeds)
 
 
-def origin_of(
-    tokens: VisualTokens, keep: Int[Tensor, "I K"], source: Int[Tensor, " S"], is_visual: Bool[Tensor, "B U"]
-) -> Origin:
-    """Which token of which image stands at each True of `is_visual`; `source` is its place in `keep`, flat."""
+def tokens_in_place(tokens: VisualTokens, placeholder: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """The token, counted over all images' rows, that stands at each placeholder where none is dropped.
+
+    -1 at text and at newlines. All shapes follow from those given, so the device is not waited for.
+    """
+    real = tokens.mask if tokens.slots is None else tokens.slots != -2
+    index = torch.arange(real.shape[1], device=real.device) if tokens.slots is None else tokens.slots
+    first = torch.arange(len(tokens), device=real.device)[:, None] * tokens.x.shape[1]
+    flat = torch.where(index < 0, -1, index + first).flatten()
+    if not (tokens.is_full and tokens.slots is None):
+        flat = flat[torch.argsort((~real).flatten().long(), stable=True)]
+    if placeholder.device.type == "cpu":  # elsewhere counting would wait for the device
+        require_filled(int(real.sum()), int(placeholder.sum()))
+    rank = (placeholder.flatten().cumsum(0) - 1).clamp_min(0)
+    return torch.where(placeholder, flat.to(rank.device)[rank].view_as(placeholder), -1)
+
+
+def origin_of(tokens: VisualTokens, keep: Int[Tensor, "I K"] | None, place: Int[Tensor, "B U"]) -> Origin:
+    """Which token of which image stands at each column, -1 for none; `place` is its place in `keep`, flat."""
+    if keep is None:  # all, each at its own
+        return Origin(tokens=tokens, index=place)
     first = torch.arange(len(tokens), device=keep.device)[:, None] * tokens.x.shape[1]
-    token = torch.where(source < 0, -1, (keep + first).flatten().to(source.device)[source])
-    nowhere = torch.full(is_visual.shape, -1, dtype=torch.int64, device=is_visual.device)
-    return Origin(tokens=tokens, index=nowhere.masked_scatter(is_visual, token))
+    token = (keep + first).flatten().to(place.device)[place.clamp_min(0)]
+    return Origin(tokens=tokens, index=torch.where(place < 0, -1, token))
 
 
 def real_columns_first(lm: LMInputs) -> LMInputs:
@@ -139,7 +153,7 @@ def real_columns_first(lm: LMInputs) -> LMInputs:
     made a T x T tensor and keep SDPA from its flash kernel.
     """
     real = lm.attention_mask.bool()
-    if bool(real.all()):
+    if real.device.type == "cpu" and bool(real.all()):  # elsewhere asking would wait for the device
         return lm
     order = torch.argsort((~real).long(), dim=-1, stable=True)  # [B, T]
 

@@ -66,7 +66,7 @@ def command(
     from diffprune.cli.profile import read_numbers
     from diffprune.speed import calibrate as fitted
     from diffprune.speed import plan as planned
-    from diffprune.speed.accuracy import accuracy, ranges, read_profiles
+    from diffprune.speed.accuracy import accuracy, left_out_ranges, ranges, read_profiles
     from diffprune.speed.gpus import find_gpu
     from diffprune.speed.subject import picture_size
     from diffprune.types import parse_budgets
@@ -82,7 +82,7 @@ def command(
         found = read_profiles(against)
         if as_json:
             stages, others = ranges(found, path, card)
-            print_json({"stages": stages, "others": others})
+            print_json({"stages": stages, "others": others, "left_out": left_out_ranges(found, path, card)})
         else:
             print(accuracy(found, path, card))
         return
@@ -100,8 +100,9 @@ def command(
             for row in fitted.compare(results, calibration, fitted.card_of([results], cards[0]), path)
         ]
         even = [row for row in checked if fitted.is_even(row)]
-        for row, ratio in zip(even, fitted.held_out(found, path, cards[0]), strict=False):  # none where rows are few
-            row["held_out"] = ratio
+        told = [(row, one) for row, one in zip(even, fitted.held_out(found, path, cards[0]), strict=True) if one]
+        for row, ratios in told:  # none where rows are few
+            row["held_out"] = ratios["prefill"]
     rows, remarks = planned.plan_table(
         backbone,
         cards,
@@ -121,7 +122,7 @@ def command(
         print_json({"gpu": gpus, "path": path, "curves": calibration.source, "rows": rows, "calibrated": checked})
         return
     if calibrate:
-        print(fitted.as_source(calibration))
+        print(fitted.as_json(calibration), end="")
         print_table(checked, CHECKED, wide=wide)
         print()
     parameters = count_text(planned.describe(backbone).parameters)

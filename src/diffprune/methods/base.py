@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -311,7 +310,7 @@ class LayerPruner(Pruner):
         raise ValueError(f"{self.name} chooses inside the language model; use PrunedVLM.generate with it")
 
     def deploy(self, tokens: VisualTokens, k: Counts) -> Kept:
-        return Kept(tokens.x, everything(tokens))
+        return Kept(tokens.x, tokens.everything)
 
 
 class ScoringLayerPruner(LayerPruner):
@@ -352,12 +351,6 @@ class TrainableLayerPruner(LayerPruner):
         self, state: LayerState, k: Int[Tensor, " B"], *, tau: float | Tensor, generator: Generators = None
     ) -> Decision | Route:
         """What a training step does at a cut; one generator per prompt makes a row independent of its batch."""
-
-
-def everything(tokens: VisualTokens) -> Int[Tensor, "B N"]:
-    """The index that keeps all real tokens."""
-    index = torch.arange(tokens.x.shape[1], device=tokens.x.device).expand(len(tokens), -1)
-    return torch.where(tokens.mask, index, -1)
 
 
 def take(tokens: VisualTokens, index: Int[Tensor, "B K"]) -> Kept:

@@ -111,7 +111,7 @@ class DiffPrune(TrainablePruner):
             x = scale_gate(x, alpha)
         else:
             mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
-            noise = draw_normal(x, mask, generator)
+            noise = draw_normal(x, tokens.padding_mask, generator)
             x = vp_noise(x, z, response=options.response, noise=noise, mu=mu, sigma=sigma)  # Eq. 6
         if self.throttle_block is not None:
             branch_scale = 1 - alpha if options.kept_exact else None

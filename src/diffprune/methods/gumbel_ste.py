@@ -97,7 +97,7 @@ class GumbelSTE(TrainablePruner):
         logits = self.score(tokens)
         penalty = None
         if options.choice == "topk":
-            gumbel = draw_gumbel(logits, mask, generator)
+            gumbel = draw_gumbel(logits, tokens.padding_mask, generator)
             chosen = gumbel_topk(
                 logits, k, tau=tau, min_tau=options.min_tau, mask=mask, response=options.response, noise=gumbel
             )  # Eq. 1
@@ -109,7 +109,7 @@ class GumbelSTE(TrainablePruner):
         if self.throttle_block is None:
             return Restricted(x, chosen, logits, penalty, soft_mask=chosen)
         mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
-        noise = draw_normal(x, mask, generator)
+        noise = draw_normal(x, tokens.padding_mask, generator)
         x = linear_gate(x, chosen, noise=noise, mu=mu, sigma=sigma)  # the values of Eq. 6 at weights 0 and 1
         x = self.throttle_block(x, mask=mask)
         return Restricted(x, chosen, logits, penalty)

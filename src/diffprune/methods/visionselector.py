@@ -92,7 +92,8 @@ class VisionSelector(TrainablePruner):
         if options.gate == "scale":
             x = scale_gate(x, alpha)
         else:
-            x = vp_noise(x, z, response=options.response, noise=draw_normal(x, mask, generator))
+            noise = draw_normal(x, tokens.padding_mask, generator)
+            x = vp_noise(x, z, response=options.response, noise=noise)
         if not hardens:
             return Restricted(x, alpha, logits)
         penalty = self.hardness_weight() * hardness_loss(z, hard_mask(logits.detach(), k, mask), mask, options.response)

@@ -12,7 +12,7 @@ from typing import Any
 
 from diffprune.atomic import write_text
 from diffprune.results import Results, markdown_table, read_results
-from diffprune.speed.calibrate import card_of, compare, is_even, measured_rows
+from diffprune.speed.calibrate import SHAPE, SIZE, card_of, compare, even_rows, held_out, is_even, measured_rows
 from diffprune.speed.gpus import Gpu
 from diffprune.speed.plan import CALIBRATIONS, TEXT_BUCKETS, plan
 from diffprune.speed.subject import picture_size
@@ -25,19 +25,24 @@ STAGES = {
     "decode": "decode_tok_s",
 }
 START, END = "<!-- plan against measurement -->\n", "<!-- end of plan -->"
-WHOLE, ALONE = "the plan's rows", "other methods"  # the first column of each table
+WHOLE, ALONE, LEFT_OUT = "the plan's rows", "other methods", "left out"  # the first column of each table
 PLANNED = ("full", "diffprune")  # the methods that a plan's two rows are about
 
 
 def accuracy(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> str:
-    """Two tables of predicted over measured, each cell the least and the most of its rows."""
+    """Tables of predicted over measured, each cell the least and the most of its rows."""
     stages, others = ranges(found, path, gpu)
+    left_out = left_out_ranges(found, path, gpu)
     shown = [
         markdown_table(
             [{key: _range(value) if isinstance(value, list) else value for key, value in row.items()} for row in rows],
             columns,
         )
-        for rows, columns in ((stages, [WHOLE, "rows", *STAGES]), (others, [ALONE, "rows", "prefill"]))
+        for rows, columns in (
+            (stages, [WHOLE, "rows", *STAGES]),
+            (others, [ALONE, "rows", "prefill"]),
+            (left_out, [LEFT_OUT, "model", "rows", "encode", "pruner", "prefill", "decode"]),
+        )
         if rows
     ]
     return "\n".join(shown)
@@ -68,6 +73,22 @@ def ranges(
     if not stages and not others:
         raise ValueError(f"there is no row of the {path} path to compare with; `diffprune profile` measures some")
     return stages, others
+
+
+def left_out_ranges(found: Sequence[Results], path: str, gpu: Gpu | None = None) -> list[dict[str, Any]]:
+    """Rows of the third table: what curves say that were fitted without the rows they are held against."""
+    rows = [row for results in found for row in even_rows(results, path)]
+    out: list[dict[str, Any]] = []
+    for what, alike in (("one length at a batch", SHAPE), ("all of a model at a batch", SIZE)):
+        models: dict[str, list[dict[str, float]]] = {}
+        for row, one in zip(rows, held_out(found, path, card_of(found, gpu), alike), strict=True):
+            name = f"{row['backbone']}, {row['precision']}" if "precision" in row else row["backbone"]
+            models.setdefault(name, []).append(one)
+        for name, some in sorted(models.items()):
+            stages = {stage: _ends([one[stage] for one in some if stage in one]) for stage in STAGES if stage != "ttft"}
+            if any(stages.values()):
+                out.append({LEFT_OUT: what, "model": name, "rows": len(some), **stages})
+    return out
 
 
 def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[str, float]:

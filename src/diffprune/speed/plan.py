@@ -29,21 +29,15 @@ from diffprune.speed.flops import (
     projector_flops,
     scorer_flops,
 )
-from diffprune.speed.gpus import GPUS, Gpu
-from diffprune.speed.roofline import Calibration, Curve, Work
+from diffprune.speed.gpus import Gpu
+from diffprune.speed.roofline import CURVES, Calibration, Curve, Work, read_calibration
 from diffprune.types import Budget
 
 ASSUMED = "assumed, not fitted to any measurement; --calibrate RESULTS fits them"
-# What `diffprune plan --calibrate` prints; docs/profile.md lists the rows behind it. The eager rows that were
-# measured contradict each other (launching from Python is not steady), so no curve was fitted to them.
+# The fast path's are fitted by `python -m diffprune.speed.refit`; docs/profile.md says how far they are off. The eager
+# rows that were measured contradict each other (launching from Python is not steady), so no curve was fitted to them.
 CALIBRATIONS: dict[str, Calibration] = {
-    "fast": Calibration(
-        prefill=Curve(most=0.608, half=21.7, bandwidth=0.805, launch_us=46.0),
-        vision=Curve(most=0.496, half=496.0, bandwidth=0.4, launch_us=5.05),
-        host_ms=0.344,
-        source="fitted to 5 measured rows, NVIDIA H200",
-        card=GPUS["h200"],
-    ),
+    "fast": read_calibration(CURVES),
     "eager": Calibration(
         prefill=Curve(most=0.75, half=40.0, bandwidth=0.90, launch_us=700.0),
         vision=Curve(most=0.60, half=200.0, bandwidth=0.90, launch_us=250.0),
@@ -144,13 +138,22 @@ def describe(name: str) -> Model:
 # --- one prediction ---------------------------------------------------------------------------------------------------
 
 
-def prefill_work(model: Model, num_columns: int, batch: int, itemsize: int = 2) -> Work:
-    """The language model over `batch` prompts of `num_columns` tokens each, padding included."""
+def prefill_work(model: Model, num_columns: int, batch: int, itemsize: int = 2, *, fp8: bool = False) -> Work:
+    """The language model over `batch` prompts of `num_columns` tokens each, padding included.
+
+    Args:
+        fp8: Its layers in 8 bits: half of the bytes, at twice the rate.
+    """
+    text, num_layers = model.text, model.text.num_hidden_layers
+    flops, read = prefill_flops(text, num_columns), decoder_weights(text) * itemsize
+    if fp8:
+        flops = (flops + prefill_flops(text, 0)) / 2  # the head stays as it is
+        read -= num_layers * layer_weights(text) * (itemsize - 1)
     return Work(
-        flops=batch * prefill_flops(model.text, num_columns),
-        read=decoder_weights(model.text) * itemsize,
+        flops=batch * flops,
+        read=read,
         tokens=batch * num_columns,
-        layers=model.text.num_hidden_layers,
+        layers=num_layers,
     )
 
 
@@ -229,8 +232,9 @@ def predict(
     """Milliseconds of each stage and of the first token."""
     columns = counts.columns(num_kept) + padded_text(num_text, path, text_buckets)
     is_pruned = num_kept < counts.visual
-    encode = calibration.vision.ms(vision_work(model, counts.encoded, batch, itemsize), gpu)
-    pruner = calibration.vision.ms(scorer_work(model, counts.visual, batch, itemsize), gpu) if is_pruned else 0.0
+    family, scorer = model.config.model_type, scorer_work(model, counts.visual, batch, itemsize)
+    encode = calibration.tower_ms(family, vision_work(model, counts.encoded, batch, itemsize), gpu)
+    pruner = calibration.scorer_ms(family, scorer, gpu) if is_pruned else 0.0
     project = Work(
         flops=batch * projector_flops(model.config, num_kept),
         read=projector_flops(model.config, 1) / 2 * itemsize,  # a weight does one multiply and one add for each token

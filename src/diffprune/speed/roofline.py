@@ -8,12 +8,16 @@ grows with the tokens that run at once and levels off. The four constants of a c
 `fit_curve`.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from diffprune.speed.gpus import Gpu
+
+CURVES = Path(__file__).with_name("curves.json")  # what `refit` writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,8 @@ class Calibration:
 
     Args:
         prefill, vision: Curves of the language model and of the tower.
+        towers, scorers: How many times as long as the tower's curve says a family's own tower and its scorer take; a
+            family that is not among them takes the mean of those.
         host_ms: What no stage accounts for.
         source: Where the numbers come from, printed beside every prediction.
         card: What they were fitted on; None where they were assumed.
@@ -69,12 +75,38 @@ class Calibration:
     host_ms: float
     source: str
     card: Gpu | None = None
+    towers: dict[str, float] = field(default_factory=dict[str, float])
+    scorers: dict[str, float] = field(default_factory=dict[str, float])
+
+    def tower_ms(self, family: str, work: Work, gpu: Gpu) -> float:
+        """Predicted milliseconds of a family's tower."""
+        return self.vision.ms(work, gpu) * _of_family(self.towers, family)
+
+    def scorer_ms(self, family: str, work: Work, gpu: Gpu) -> float:
+        """Predicted milliseconds of a scorer made of the family's blocks."""
+        return self.vision.ms(work, gpu) * _of_family(self.scorers, family)
 
     def basis(self, gpu: Gpu) -> str:
         """What times on a card are: "fitted" on the very card, "extrapolated" from another, or "assumed"."""
         if self.card is None:
             return "assumed"
         return "fitted" if gpu == self.card else "extrapolated"
+
+
+def read_calibration(path: Path) -> Calibration:
+    """A calibration that was fitted and written."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    curves = {part: Curve(**values[part]) for part in ("prefill", "vision")}
+    return Calibration(**{**values, **curves, "card": Gpu(**values["card"])})
+
+
+def _of_family(times: dict[str, float], family: str) -> float:
+    return times[family] if family in times else mean_of(list(times.values()))
+
+
+def mean_of(ratios: Sequence[float]) -> float:
+    """The geometric mean; 1 of none."""
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else 1.0
 
 
 FEWEST_POINTS = 4  # as many as a curve has constants

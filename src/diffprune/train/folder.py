@@ -17,12 +17,12 @@ from diffprune.train.feed import Broken
 from diffprune.train.loop import Progress
 
 BROKEN_FILE, LOCK_FILE = "broken.jsonl", ".lock"
-# What may change when a run goes on: how long it is, what it leaves behind, and how a global batch is cut into forward
-# passes (`RunState.require_batch` holds its size). Everything else makes another run.
+# What may change when a run goes on: how long it is, what it leaves behind, where features are kept, and how a global
+# batch is cut into forward passes (`RunState.require_batch` holds its size). Everything else makes another run.
 MAY_CHANGE = (
     *("optim.steps", "optim.epochs", "optim.patience"),
     *("saving.every", "saving.keep", "saving.tensorboard"),
-    *("optim.batch_size", "optim.accumulate"),
+    *("optim.batch_size", "optim.accumulate", "data.cache"),
 )
 
 

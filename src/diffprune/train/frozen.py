@@ -171,23 +171,6 @@ def recomputing(backbone: Backbone, *, enabled: bool) -> Iterator[None]:
             del layer._gradient_checkpointing_func
 
 
-@contextmanager
-def compiled(backbone: Backbone, *, enabled: bool) -> Iterator[None]:
-    """Inside, each decoder layer of the frozen model runs as torch.compile makes it; afterwards as it is.
-
-    Layers are compiled one by one, so that all of them share one piece of code, for every length of a sequence. Nothing
-    in them learns, so the backward pass has no products for weights.
-    """
-    layers = list(backbone.language_model.layers) if enabled else []
-    for layer in layers:
-        layer.compile(dynamic=True)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._compiled_call_impl = None
-
-
 def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Around a layer and around its second run: the second chooses among the attention kernels that the first had."""
     return nullcontext(), CudnnAttention(enabled=torch.backends.cuda.cudnn_sdp_enabled())

@@ -58,30 +58,42 @@ def descend(
     optim: OptimConfig,
     progress: Progress,
     *,
-    loss: float,
     lr: float,
     clip: Callable[..., Any] = nn.utils.clip_grad_norm_,
-) -> float:
-    """Take one step along the gradients that are there, and count it; the learning rate it was taken with.
+) -> Float[Tensor, ""]:
+    """The norm of the gradients that are there, once a step was taken along them.
 
     A gradient may be infinite or NaN where the loss is a number, and a step along it would make every weight NaN: none
-    is taken then, and the rate is 0. Too many of these in a row stop the training.
+    is taken then. An optimiser that is one kernel looks for itself, on the device; `account` says later what it did.
 
     Args:
         optimizer: From `make_optimizer`, as it is or wrapped.
-        loss: What the gradients are of, in full; one that is no number stops the training.
         lr: The learning rate of this step.
         clip: Called with the parameters and the largest norm.
     """
-    step = progress.step
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss} at step {step}; lower optim.lr={optim.lr} or check the data")
     for group in optimizer.param_groups:
         group["lr"] = lr
-    norm = float(clip(trained, math.inf if optim.clip is None else optim.clip))
-    progress.step += 1
-    if math.isfinite(norm):
+    norm = clip(trained, math.inf if optim.clip is None else optim.clip)
+    own = getattr(optimizer, "optimizer", optimizer)  # Accelerate's stands around it
+    if own.defaults["fused"]:
+        own.found_inf = (~norm.isfinite()).float()
+    if own.defaults["fused"] or math.isfinite(norm):
         optimizer.step()
+    progress.step += 1
+    return norm
+
+
+def account(progress: Progress, optim: OptimConfig, *, step: int, loss: float, norm: float, lr: float) -> float:
+    """The learning rate that a step was taken with, 0 where it was not; an error where too many were not.
+
+    Args:
+        step: That is accounted for; by then others may have been taken.
+        loss: What its gradients were of, in full; one that is no number stops the training.
+        norm: Of its gradients.
+    """
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss} at step {step}; lower optim.lr={optim.lr} or check the data")
+    if math.isfinite(norm):
         progress.skipped_last = 0
         return lr
     if progress.skipped_last + 1 >= MOST_SKIPPED:
@@ -137,6 +149,8 @@ def train(
         optimizer.zero_grad()
         value.backward()
         losses.append(value.item())
-        descend(optimizer, trained, optim, progress, loss=losses[-1], lr=schedule.lr(place))
+        lr = schedule.lr(place)
+        norm = descend(optimizer, trained, optim, progress, lr=lr)
+        account(progress, optim, step=step, loss=losses[-1], norm=float(norm), lr=lr)
         if on_step is not None:
             on_step(step, losses[-1])

@@ -13,6 +13,7 @@ from diffprune.backbones.prompts import Batch
 from diffprune.config import RunConfig
 from diffprune.methods.random import Random
 from diffprune.model import PrunedVLM
+from diffprune.ops.transfer import to_device
 from diffprune.train.feed import Feed, Sample, prepare_pictures
 from diffprune.train.sampler import draw_keep, draw_tau, noise_generator
 from diffprune.types import Budget, VisualTokens
@@ -60,7 +61,7 @@ class Objective(nn.Module):
         if kind == "hard":
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         if kind == "random":
-            lm = vlm.splice(batch, tokens, Random().deploy(tokens, counts))
+            lm = vlm.splice(batch, tokens, Random().deploy(tokens, to_device(counts, tokens.x.device)))
             return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
@@ -85,9 +86,10 @@ class Objective(nn.Module):
         if not self.config.tau.drawn:
             return tau
         drawn = [draw_tau(self.config.tau, tau, self.config.seed, step, sample.id) for sample in samples]
-        return torch.tensor(drawn, dtype=torch.float64, device=self.device)
+        return to_device(torch.tensor(drawn, dtype=torch.float64), self.device)
 
     def _budgets(self, tokens: VisualTokens, samples: Sequence[Sample], step: int | str) -> Int[Tensor, " B"]:
+        """Tokens to keep of each sample, on the CPU, where they can be checked without waiting for the device."""
         keeps = [draw_keep(self.config.budget, self.config.seed, step, sample.id) for sample in samples]
-        counts = [Budget(keep).count(int(n)) for keep, n in zip(keeps, tokens.counts.tolist(), strict=True)]
-        return torch.tensor(counts, device=tokens.x.device)
+        numbers = [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
+        return torch.tensor([Budget(keep).count(int(n)) for keep, n in zip(keeps, numbers, strict=True)])

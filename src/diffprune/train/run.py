@@ -11,26 +11,26 @@ So the same steps follow from any checkpoint, and from any number of processes w
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from diffprune.config import RunConfig
-from diffprune.inside.layers import CudnnAttention
 from diffprune.json_files import short
 from diffprune.loading import require_name
 from diffprune.schedules import Schedule
 from diffprune.terminal import count_text, describe_model
 from diffprune.train.checkpointing import remove_unfinished
+from diffprune.train.compiling import computing
 from diffprune.train.folder import claimed, keep_config
-from diffprune.train.frozen import compiled, recomputing
 from diffprune.train.repeatable import repeatable
-from diffprune.train.trainer import Part, Trainer
+from diffprune.train.step import Part, Taken
+from diffprune.train.trainer import Trainer
 from diffprune.train.watch import Watch, peak_memory_gb
 
 
@@ -104,16 +104,13 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
             tensorboard=config.saving.tensorboard,
             quiet=quiet,
         ) as watch,
-        recomputing(trainer.vlm.backbone, enabled=config.optim.gradient_checkpointing),
-        compiled(trainer.vlm.backbone, enabled=config.optim.compile),
-        # cuDNN's attention plans anew for every length, on the host, and lengths differ from step to step. Repeatable
-        # runs need it: without the memory-efficient kernel nothing else takes a mask.
-        CudnnAttention(enabled=config.deterministic and torch.backends.cuda.cudnn_sdp_enabled()),
+        computing(trainer.vlm, config, accelerator.autocast) as missing,
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
         watch.print_line(header(trainer))
-        if late := late_annealing(trainer.schedule):
-            watch.print_line(late)
+        for warning in (late_annealing(trainer.schedule), missing):
+            if warning:
+                watch.print_line(warning)
         if resume:
             done = trainer.state.step
             watch.print_line(f"going on after step {done}" if done else f"nothing to resume in {folder}: starting anew")
@@ -169,21 +166,27 @@ def _steps(trainer: Trainer, watch: Watch, stop: threading.Event, reader: Thread
     if state.step >= trainer.steps or state.early:
         return False
     parts: Future[list[Part]] = reader.submit(trainer.read, state.step)
+    taken: deque[Taken] = deque()  # steps whose records are still to be read
+    since = time.perf_counter()
     while state.step < trainer.steps and not state.early:
-        start = time.perf_counter()
         now = parts.result()
         if state.step + 1 < trainer.steps:  # the next samples are read and prepared while this step is computed
             parts = reader.submit(trainer.read, state.step + 1)
-        record, asked = trainer.take_step(now, stop=stop.is_set())
-        seconds = time.perf_counter() - start
-        state.seconds += seconds
-        watch.step({"step": state.step, **record, "samples_s": trainer.size / seconds, "memory_gb": peak_memory_gb()})
+        taken.append(trainer.take_step(now, stop=stop.is_set()))
+        asked = taken[-1].asked
         due = state.step % trainer.validate_every == 0 or state.step == trainer.steps
+        pauses = asked or due or state.step % saving.every == 0
+        while len(taken) > (0 if pauses else trainer.ahead):
+            record = trainer.record(taken.popleft())
+            seconds, since = time.perf_counter() - since, time.perf_counter()
+            state.seconds += seconds
+            watch.step({**record, "samples_s": trainer.size / seconds, "memory_gb": peak_memory_gb()})
         if due and trainer.held_out:
             wait([parts])  # validation prepares batches too
             watch.validation(trainer.validate())
-        if asked or due or state.step % saving.every == 0:
+        if pauses:
             trainer.save()
+            since = time.perf_counter()
         if asked:
             return True
     return False

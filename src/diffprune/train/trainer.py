@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,36 +32,21 @@ from diffprune.train.checkpointing import (
     set_damaged_aside,
     writing,
 )
+from diffprune.train.features import CachedFeed, FeatureCache
 from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.folder import RunState, first_broken, note_broken
 from diffprune.train.frozen import load_frozen
 from diffprune.train.guardian import reversed_scores, signs
-from diffprune.train.loop import descend, make_optimizer, make_schedule
+from diffprune.train.loop import account, descend, make_optimizer, make_schedule
 from diffprune.train.objective import LossKind, Objective
 from diffprune.train.sampler import global_batch, micro_batches
 from diffprune.train.sources import open_feed
+from diffprune.train.step import HostCopy, Part, Taken
 from diffprune.train.validate import held_out_losses, judge
 from diffprune.train.watch import plot_losses, read_metrics
 from diffprune.types import VisualTokens
 
 CALIBRATION = 1024  # pictures from which the scale of matched noise is taken
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The input of one forward pass.
-
-    Args:
-        samples: Of the rows that can be used.
-        broken: The other rows.
-        batch: The samples as the model takes them; None where that is left to the pass.
-        num_targets: Answer tokens of the samples.
-    """
-
-    samples: list[Sample]
-    broken: list[Broken]
-    batch: Batch | None
-    num_targets: int
 
 
 class Trainer:
@@ -93,6 +77,11 @@ class Trainer:
             raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
         self.vlm.method.start_training()
         self.feed: Feed = open_feed(config.data, config.seed)
+        self.cache: FeatureCache | None = None
+        if config.data.cache is not None:
+            with accelerator.main_process_first():
+                self.cache = FeatureCache(Path(config.data.cache), self.vlm, precision=config.optim.precision)
+            self.feed = CachedFeed(self.feed, self.cache)
         optim = config.optim
         self.size = optim.batch_size * optim.accumulate * accelerator.num_processes
         self.steps = self._count_steps()
@@ -157,12 +146,12 @@ class Trainer:
         else:
             self.state.base = self._base_fingerprint()
             if getattr(self.vlm.method, "throttle_noise", None) is not None:
-                self.vlm.method.calibrate(tokens for _, _, tokens in self._first(CALIBRATION))  # type: ignore[operator]
+                self.vlm.method.calibrate(tokens for _, _, tokens in self.encode_first(CALIBRATION))  # type: ignore[operator]
         rows = [self._usable(row) for row in self.feed.validation()]
         self.held_out = [row for row in rows if isinstance(row, Sample)]
         self._count_broken([row for row in rows if isinstance(row, Broken)] if found is None else [])
 
-    def _first(self, count: int) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
+    def encode_first(self, count: int) -> Iterator[tuple[list[Sample], Batch, VisualTokens]]:
         """The first samples to train on, some at a time, encoded."""
         per_epoch = self.feed.per_epoch
         count = count if per_epoch is None else min(count, per_epoch)
@@ -249,8 +238,13 @@ class Trainer:
             )
         return row
 
-    def take_step(self, parts: list[Part], *, stop: bool) -> tuple[dict[str, float], bool]:
-        """One optimiser step; its record, and whether any process was asked to stop."""
+    @property
+    def ahead(self) -> int:
+        """Steps that may be queued before the record of one is read: a GPU is not to wait for the host between them."""
+        return int(self.accelerator.device.type == "cuda")
+
+    def take_step(self, parts: list[Part], *, stop: bool) -> Taken:
+        """One optimiser step, which a device may still be at; `record` says what came of it."""
         accelerator, state, schedule = self.accelerator, self.state, self.schedule
         step, tau = state.step, schedule.tau(state.step)
         broken = [row for part in parts for row in part.broken]
@@ -260,7 +254,7 @@ class Trainer:
             self._count_broken(gather_object(broken) if accelerator.num_processes > 1 else broken)
         if not targets:
             raise ValueError(f"no row of step {step} can be used; {first_broken(self.folder, state)}")
-        divisor = torch.tensor(targets, dtype=torch.float32, device=accelerator.device)
+        divisor = torch.full((), targets, dtype=torch.float32, device=accelerator.device)
         loss_sum = entropy_sum = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
@@ -270,19 +264,18 @@ class Trainer:
                 accelerator.backward(loss * accelerator.num_processes)
             loss_sum = loss_sum + loss.detach().double()
             entropy_sum = entropy_sum + entropy.double()
-        value, entropy, num_samples = self.sum_up(loss_sum, entropy_sum, sum(len(part.samples) for part in parts))
-        lr = descend(
-            self.optimizer,
-            self.trained,
-            self.config.optim,
-            state,
-            loss=value,
-            lr=schedule.lr(step),
-            clip=accelerator.clip_grad_norm_,
-        )
+        sums = self._summed(loss_sum, entropy_sum, sum(len(part.samples) for part in parts))
+        lr, clip = schedule.lr(step), accelerator.clip_grad_norm_
+        norm = descend(self.optimizer, self.trained, self.config.optim, state, lr=lr, clip=clip)
         self.optimizer.zero_grad()
-        record = {"loss": value, "tau": tau, "lr": lr, "entropy": entropy / num_samples}
-        return record, num_asked > 0
+        values = HostCopy(torch.cat([sums, norm.detach().double().reshape(1).to(sums.device)]))
+        return Taken(step=step, tau=tau, lr=lr, asked=num_asked > 0, values=values)
+
+    def record(self, taken: Taken) -> dict[str, int | float]:
+        """What came of a step, once the device is through with it; steps are asked for in their order."""
+        value, entropy, num_samples, norm = taken.values.read()
+        lr = account(self.state, self.config.optim, step=taken.step, loss=value, norm=norm, lr=taken.lr)
+        return {"step": taken.step + 1, "loss": value, "tau": taken.tau, "lr": lr, "entropy": entropy / num_samples}
 
     def count_targets(self, sample: Sample) -> int:
         """Answer tokens of a sample."""
@@ -290,11 +283,16 @@ class Trainer:
 
     def sum_up(self, *values: int | float | Tensor) -> list[float]:
         """Each value summed over the processes."""
-        device = self.accelerator.device
-        packed = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device) for value in values])
-        summed = self.accelerator.reduce(packed, "sum")
+        if self.accelerator.num_processes == 1 and not any(isinstance(value, Tensor) for value in values):
+            return [float(value) for value in values]  # the device knows nothing of them
+        return self._summed(*values).tolist()
+
+    def _summed(self, *values: int | float | Tensor) -> Tensor:
+        like = {"dtype": torch.float64, "device": self.accelerator.device}
+        packed = [value.to(**like) if isinstance(value, Tensor) else torch.full((), value, **like) for value in values]
+        summed = self.accelerator.reduce(torch.stack(packed), "sum")
         assert isinstance(summed, Tensor)
-        return summed.tolist()
+        return summed
 
     def _count_broken(self, rows: Sequence[Broken]) -> None:
         if rows:
@@ -358,7 +356,9 @@ class Trainer:
     # --- the end ---
 
     def save(self) -> None:
-        """Write a checkpoint, from the first process."""
+        """Write a checkpoint, from the first process; from each what it has encoded for the cache."""
+        if self.cache is not None:
+            self.cache.flush()
         if self.accelerator.is_main_process:
             tensors = {
                 "weights": self.vlm.method.state_dict(),
