@@ -219,9 +219,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         """What the method keeps of each image, with its scores, its grid and where each token looks."""
         if not isinstance(images, list | tuple) or not images:
             raise ValueError(f"select() was given {type(images).__name__} without an image; give a list of images")
-        if text is None:
-            text = [""] * len(images)
-        tokens = self.encode(self.backbone.prepare(images, text))
+        tokens = self.encode(self.backbone.prepare(images, [""] * len(images) if text is None else text))
         if tokens is None:
             raise ValueError("select() was given no image; give at least one")
         kept, logits = self.rule.choose(tokens, self.counts(tokens, keep))
