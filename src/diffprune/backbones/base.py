@@ -78,6 +78,11 @@ class Backbone(Asking, ABC):
         return BlockSpec.from_config(config)
 
     @classmethod
+    def has_class_token(cls, config: Any) -> bool:
+        """Whether the tower runs a [CLS] patch beside those of a picture; default: where it is CLIP's."""
+        return getattr(config.vision_config, "model_type", "").startswith("clip")
+
+    @classmethod
     def num_newlines(cls, config: Any, size: tuple[int, int]) -> int:
         """Placeholders without picture content of a picture of (width, height)."""
         return 0

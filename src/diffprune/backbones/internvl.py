@@ -5,7 +5,7 @@ none). All have side x side tokens, so `grid` is (tiles * side, side): the tiles
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,10 @@ class InternVL(TowerBackbone):
         "internvl3-1b": Preset(hub_id="OpenGVLab/InternVL3-1B-hf", num_visual="256 a tile, at most 13 tiles"),
         "internvl3-8b": Preset(hub_id="OpenGVLab/InternVL3-8B-hf", num_visual="256 a tile, at most 13 tiles"),
     }
+
+    @classmethod
+    def has_class_token(cls, config: Any) -> bool:
+        return True
 
     @torch.no_grad()
     def encode(self, batch: Batch, needs: frozenset[str] = frozenset()) -> VisualTokens:

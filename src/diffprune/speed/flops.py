@@ -105,7 +105,8 @@ def encoder_flops(config: Any, num_visual: int) -> int:
     pictures in tiles where `num_visual` is more than one tile gives; tiles do not attend to each other.
     """
     vision = config.vision_config
-    spec = BACKBONES.get(config.model_type).tower_block(config)
+    family = BACKBONES.get(config.model_type)
+    spec = family.tower_block(config)
     patches = num_visual * patches_per_token(config)
     patch, size = (_side(getattr(vision, name, 0)) for name in ("patch_size", "image_size"))
     pixels = 3 * patch**2 * getattr(vision, "temporal_patch_size", 1)
@@ -119,7 +120,7 @@ def encoder_flops(config: Any, num_visual: int) -> int:
         blocks = depth * block_flops(spec, patches)
     else:
         tile = (size // patch) ** 2
-        extra = 1 if getattr(vision, "model_type", "").startswith(("clip", "internvl")) else 0  # [CLS]
+        extra = int(family.has_class_token(config))
         tiles, rest = divmod(patches, tile)
         blocks = depth * (tiles * block_flops(spec, tile + extra) + (block_flops(spec, rest + extra) if rest else 0))
     return embedding + blocks
