@@ -16,7 +16,7 @@ from tests.integrations import recorded
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]  # the harness's warnings are its own
 
 KINDS = {"scenes_presence": ("pope", 13), "scenes_open": ("gqa", 12)}  # 25 questions: two processes have 13 and 12
-PRUNER = "scenes-llava-diffprune"
+PRUNER, DEPLOYED = "scenes-llava-diffprune", "diffprune-diverse"  # how it chooses, as its config says
 KEEP = 32
 
 
@@ -46,7 +46,7 @@ def native(folder: Path) -> dict[str, list[str]]:
     methods = {
         "full": vlm.with_method("full"),
         "random": vlm.with_method("random", keep=KEEP, seed=0),
-        "diffprune": vlm,
+        DEPLOYED: vlm,
     }
     said: dict[str, list[str]] = {method: [] for method in methods}
     for name, (kind, count) in KINDS.items():
@@ -76,7 +76,7 @@ def test_every_answer_is_the_native_runner_s(folder: Path, native: dict[str, lis
     same = sum(a == b for a, b in zip(native["full"], native["random"], strict=True))
     assert summary["unchanged"] == pytest.approx(same / len(native["full"]))
     lengths = {row["method"]: row["prompt_tokens"] for row in rows if row.get("task") == "scenes_open"}
-    assert lengths["full"] - lengths["diffprune"] == pytest.approx(576 - KEEP)  # the harness's own logs show the saving
+    assert lengths["full"] - lengths[DEPLOYED] == pytest.approx(576 - KEEP)  # the harness's own logs show the saving
 
 
 KILLED = """\
@@ -135,7 +135,7 @@ def test_the_harness_s_own_command_knows_the_model(folder: Path, native: dict[st
     assert done.returncode == 0, done.stderr[-2000:]
     (log,) = (folder / "logs").rglob("*samples_scenes_open.jsonl")
     samples = sorted((json.loads(line) for line in log.read_text().splitlines()), key=lambda sample: sample["doc_id"])
-    assert [sample["filtered_resps"] for sample in samples] == native["diffprune"][13:]
+    assert [sample["filtered_resps"] for sample in samples] == native[DEPLOYED][13:]
     assert all(sample["token_counts"][0]["input_tokens"] < 576 for sample in samples)
 
 
