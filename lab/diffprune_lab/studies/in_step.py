@@ -11,6 +11,7 @@ passed over; runs that were cut off go on from the last checkpoint that all of t
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import threading
@@ -146,12 +147,14 @@ class InStep:
 
 
 def go_on_together(folders: Sequence[Path]) -> None:
-    """Remove checkpoints that not all of these runs have, for they were cut off between two saves."""
-    found = [{path.name: path for path in list_checkpoints(folder)} for folder in folders]
+    """Remove checkpoints behind the newest that all of these runs have: they were cut off between two saves."""
+    found = [list_checkpoints(folder) for folder in folders]  # of each run the newest first
+    shared = set.intersection(*({path.name for path in paths} for paths in found))
+    if any(found) and not shared:
+        raise ValueError("the runs have no checkpoint of one step; go on with each by diffprune train --resume")
     for paths in found:
-        for name, path in paths.items():
-            if not all(name in other for other in found):
-                shutil.rmtree(path)
+        for path in itertools.takewhile(lambda path: path.name not in shared, paths):
+            shutil.rmtree(path)
 
 
 def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]]:

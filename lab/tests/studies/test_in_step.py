@@ -65,6 +65,10 @@ def test_runs_cut_off_between_two_saves_go_on_from_a_step_that_all_have(tmp_path
     assert [one["step"] for one in again] == [2, 2]
     for one, other in zip(whole, again, strict=True):
         assert one["best"] == other["best"]
+    new = (load_config(CONFIG, [*SHORT, "validation.every=1", "seed=5"]), tmp_path / "5")
+    with pytest.raises(ValueError, match="no checkpoint of one step"):  # and none of the others' is lost
+        train_in_step([*runs, new])
+    assert (tmp_path / "42" / "checkpoint-000002").is_dir()
 
 
 @pytest.mark.parametrize(
