@@ -64,6 +64,7 @@ if [ ${#seeds[@]} -gt 1 ]; then # the first seed's process trains the classifier
     waiting=$backbones
     while [ -n "$waiting" ]; do
         sleep 1
+        trainers=$(jobs -r -p) # before the files are looked for: one that ends in between has left its file
         still=
         for backbone in $waiting; do
             if [ -f "$weights/$backbone/training.json" ]; then
@@ -76,7 +77,7 @@ if [ ${#seeds[@]} -gt 1 ]; then # the first seed's process trains the classifier
             fi
         done
         waiting=$still
-        jobs -r -p | grep -q . || break # none is left that could train one
+        [ -n "$trainers" ] || break # none is left that could train one
     done
     missing=$waiting
 fi
