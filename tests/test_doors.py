@@ -99,6 +99,14 @@ def test_a_file_of_ones_own_joins_by_plugin(tmp_path, where):
     assert run.returncode == 0 and '"mine"' in run.stdout, run.stderr
 
 
+def test_a_plugin_does_not_take_the_name_of_a_method_of_the_library(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(METHOD.format(name="divprune"))
+    command = [sys.executable, "-m", "diffprune", "--plugin", str(path), "methods"]  # where nothing is imported yet
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2 and "'divprune' is registered twice, by diffprune.methods.divprune and by" in run.stderr
+
+
 @pytest.mark.parametrize(
     "content, words",
     [(None, "is no file; give a Python file"), ("1 +", "cannot be imported: SyntaxError"), ("import nope", "nope")],
@@ -131,6 +139,18 @@ def test_a_loaded_model_imports_one_method_and_one_family(tmp_path):
     assert {f"diffprune.methods.{name}" for name in METHODS.known()} & set(found) == {"diffprune.methods.divprune"}
     parts = {name.split(".")[1] for name in found}
     assert not parts & {"train", "evaluate", "speed", "fast", "serve", "integrations", "report", "cli"}
+
+
+def test_a_second_name_of_a_class_imports_its_file_alone():
+    code = (
+        "import sys; from diffprune.registry import METHODS\n"
+        "assert METHODS.get('sparsevlm-plus') is METHODS.get('sparsevlm') and 'diffprune-diverse' in METHODS\n"
+        "print(*(name for name in sys.modules if name.startswith('diffprune.methods.')))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = {name.removeprefix("diffprune.methods.") for name in run.stdout.split()}
+    assert found & set(METHODS.known()) == {"sparsevlm"} and "diffprune_diverse" in found
 
 
 def test_a_name_that_moved_to_a_package_that_is_not_there_says_so(door):

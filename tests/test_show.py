@@ -284,6 +284,7 @@ def test_a_saved_pruner_is_drawn_beside_methods_without_weights(
         (["--out", "{}/x.png", "--matrix", "--heat"], "--matrix is a drawing of one method at one budget"),
         (["--out", "{}/x.png", "--matrix", "--keep", "4,8"], "--matrix is a drawing of one method at one budget"),
         (["--out", "{}/x.png", "--keep", "4,x"], "keep='x'"),
+        (["--out", "{}/x.png", "--keep", ","], "keep=',' holds no budget; give tokens (64) or a share (0.111)"),
         (["--out", "{}/x.png", "--keep", "4", "--method", "full"], "keep=4 needs something that chooses"),
         (["--out", "{}/x.png", "--keep", "4", "--method", "random,fastv"], "fastv chooses inside the language model"),
     ],

@@ -6,8 +6,11 @@ of the library inside `command`, which keeps `--help` quick. What several of the
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +32,7 @@ __all__ = [
     "announce",
     "announce_loading",
     "choose_device",
+    "collector_at_rest",
     "describe_model",
     "hush_loader",
     "print_json",
@@ -78,6 +82,26 @@ def require_file(path: Path) -> None:
     """A `ValueError`, before the work starts, where no plain file can be written at `path`."""
     require_plain(path)
     require_writable(path.parent)
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Inside, Python's garbage collector is off, for importing modules and loading a model.
+
+    Both make hundreds of thousands of objects that stay, and it would look through them again and again for some that
+    do not. Behind it they count as long-lived, so that the next passes over young objects do not meet them either.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # what somebody has set aside stays there
+            gc.freeze()
+            gc.unfreeze()  # which puts them into the oldest generation, unseen
+        gc.enable()
 
 
 def choose_device(text: str) -> str:

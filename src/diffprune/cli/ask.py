@@ -18,6 +18,7 @@ from diffprune.cli import (
     announce,
     announce_loading,
     choose_device,
+    collector_at_rest,
     describe_model,
     print_json,
 )
@@ -60,9 +61,6 @@ def command(
     check_names(method or "")
     named = model or "scenes-llava" if pruner == "none" else pruner
     announce_loading(named, quiet=as_json)
-    from diffprune.api import load_vlm
-    from diffprune.backbones.processors import open_image
-
     if question:
         made = {"pruner": pruner, "model": model, "method": method, "keep": keep}
         run = {"question": question, **made, "max_new_tokens": max_new_tokens}
@@ -72,9 +70,13 @@ def command(
         raise ValueError(f"--out {out} is for the answers of a folder; give --question and a folder of pictures")
     if not image:
         raise ValueError("no picture is named; give --image FILE, or a folder with --question and --out")
-    pictures = [open_image(path) for path in image]
-    where = choose_device(device)
-    vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=where)
+    with collector_at_rest():
+        from diffprune.backbones.processors import open_image
+
+        pictures = [open_image(path) for path in image]
+        from diffprune.api import load_vlm  # with transformers, which a picture that is refused does not need
+
+        vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
     chosen = method or vlm.method.name
     announce(describe_model(named, vlm.base, method=chosen, keep=vlm.budget.keep), quiet=as_json)
     extra = {}
@@ -106,19 +108,21 @@ def _ask_folder(
     as_json: bool,
 ) -> None:
     """Every picture of the folder; what can be refused is refused before a model is loaded."""
-    from diffprune.answering import answer_folder, find_pictures, read_answers
-    from diffprune.api import load_vlm
-
     if image:
         raise ValueError("--image and a folder are both given; ask about one or the other")
     if out is None:
         raise ValueError("the answers of a folder need a file; give --out answers.jsonl")
     if fast:
         raise ValueError("--fast compiles for the size of one picture; leave it out for a folder")
-    find_pictures(folder)
-    read_answers(out, run)
-    where = choose_device(device)
-    vlm = load_vlm(run["pruner"], model=run["model"], method=run["method"], keep=run["keep"], device=where)
+    with collector_at_rest():
+        from diffprune.answering import answer_folder, find_pictures, read_answers
+
+        find_pictures(folder)
+        read_answers(out, run)
+        from diffprune.api import load_vlm
+
+        where = choose_device(device)
+        vlm = load_vlm(run["pruner"], model=run["model"], method=run["method"], keep=run["keep"], device=where)
     chosen = run["method"] or vlm.method.name
     announce(describe_model(named, vlm.base, method=chosen, keep=vlm.budget.keep), quiet=as_json)
     start = last = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffprune.cli import JsonOption, Wide, announce, print_json, print_table
+from diffprune.cli import JsonOption, Wide, announce, collector_at_rest, print_json, print_table
 
 
 def list_backbones() -> list[dict[str, Any]]:
@@ -43,7 +43,8 @@ def command(
       diffprune backbones --json
     """
     announce("reading the model families", quiet=as_json)
-    found = list_backbones()
+    with collector_at_rest():
+        found = list_backbones()
     if as_json:
         print_json(found)
         return

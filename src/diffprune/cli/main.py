@@ -5,6 +5,8 @@ Subcommands are the files of this folder, and those that other packages add (`di
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import importlib.metadata
 import os
@@ -130,4 +132,6 @@ def _run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """The console script."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for those who call it, not for our users
+    # At its end Python would look through every object of torch and transformers for garbage, which takes a second.
+    atexit.register(gc.freeze)
     sys.exit(_run(sys.argv[1:]))

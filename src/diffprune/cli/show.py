@@ -15,6 +15,7 @@ from diffprune.cli import (
     PrunerOption,
     announce,
     choose_device,
+    collector_at_rest,
     describe_model,
     print_json,
 )
@@ -69,18 +70,18 @@ def command(
         raise ValueError("--matrix is a drawing of one method at one budget; leave --heat and further ones out")
     named = (model or "scenes-llava") if pruner == "none" else pruner
     announce(f"{named}: loading", quiet=as_json)
-    from diffprune.atomic import require_plain
-    from diffprune.backbones.processors import open_image
-    from diffprune.types import parse_budgets
-    from diffprune.viz import Panel, draw, save_matrix
-    from diffprune.viz.sheet import check_ending
+    with collector_at_rest():
+        from diffprune.atomic import require_plain
+        from diffprune.backbones.processors import open_image
+        from diffprune.types import parse_budgets
+        from diffprune.viz import Panel, draw, save_matrix
+        from diffprune.viz.sheet import check_ending
 
-    require_plain(out)
-    check_ending(out)
-    picture = open_image(image)
-    budgets: list[int | float | None] = [*parse_budgets(keep)] if keep else [None]
-    where = choose_device(device)
-    vlms = _models(pruner, model, names, budgets[0], where)
+        require_plain(out)
+        check_ending(out)
+        picture = open_image(image)
+        budgets: list[int | float | None] = [*parse_budgets(keep)] if keep else [None]
+        vlms = _models(pruner, model, names, budgets[0], choose_device(device))
     first, *_ = vlms.values()
     announce(describe_model(named, first.base, method=", ".join(vlms), keep=keep or first.budget.keep), quiet=as_json)
     panels, found = [], []
