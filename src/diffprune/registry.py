@@ -23,8 +23,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 class Registry(Generic[T]):
     """Classes by name, found in the files of one package, behind a door for other packages, and in a user's own files.
 
-    One name imports one file: `divprune` is in `divprune.py`, its variant `divprune-fast` too. Files whose name starts
-    with an underscore, and those named as not holding any class, are no entries.
+    One name imports one file: that of its name, else the one whose text declares it. Files whose name starts with an
+    underscore, and those named as not holding any class, are no entries.
 
     Args:
         package: Whose files hold the classes.
@@ -56,6 +56,8 @@ class Registry(Generic[T]):
                 f"{short(item)} cannot be registered as {self.kind} {short(name)}; decorate a class, and name it by "
                 "letters, digits, _, - and ."
             )
+        if not item.__module__.startswith(f"{self.package}.") and name in self._homes:
+            self.get(name)  # of the library, whose name nobody else takes, imported before or not
         known = self._found.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (item.__module__, item.__qualname__):
             raise ValueError(
@@ -94,13 +96,18 @@ class Registry(Generic[T]):
     @cached_property
     def declared(self) -> frozenset[str]:
         """Names that files and entry points declare, read as text; nothing is imported."""
-        names = set(doors.entries(self.door))
+        return frozenset({*doors.entries(self.door), *self._homes})
+
+    @cached_property
+    def _homes(self) -> dict[str, str]:
+        """The file that declares each name, by its text."""
+        homes: dict[str, str] = {}
         for folder in importlib.import_module(self.package).__path__:
-            for file in self._files:
+            for file in sorted(self._files):
                 path = Path(folder, f"{file}.py")
                 for given in _REGISTERED.findall(path.read_text(encoding="utf-8")) if path.is_file() else ():
-                    names |= set(re.findall(r"[\"']([^\"']+)[\"']", given))
-        return frozenset(names)
+                    homes.update(dict.fromkeys(re.findall(r"[\"']([^\"']+)[\"']", given), file))
+        return homes
 
     def _unknown(self, name: str, known: list[str]) -> ValueError:
         near = difflib.get_close_matches(name, known, n=3)
@@ -112,7 +119,7 @@ class Registry(Generic[T]):
             return False
         if name not in self._found:
             self._import_one(name)
-        if name not in self._found:  # a second name that a file gives its class
+        if name not in self._found:  # a name that no file declares by its text
             self._import_all()
         return name in self._found
 
@@ -123,9 +130,9 @@ class Registry(Generic[T]):
         return frozenset(name for name in names - self.shared if not name.startswith("_"))
 
     def _import_one(self, name: str) -> None:
-        stem = name.partition("-")[0]
-        if stem in self._files:
-            importlib.import_module(f"{self.package}.{stem}")
+        home = name if name in self._files else self._homes.get(name)
+        if home is not None:
+            importlib.import_module(f"{self.package}.{home}")
         elif name in doors.entries(self.door):
             self._open(name)
 

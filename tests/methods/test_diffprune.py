@@ -169,6 +169,7 @@ def test_parameters_are_counted_as_stated() -> None:
         ("attention", "local"),
         ("scorer_depth", -1),
         ("groups", "pairs"),
+        ("tiles", "mixed"),
     ],
 )
 def test_an_option_with_a_wrong_value_is_refused_by_name(option: str, value: object) -> None:
