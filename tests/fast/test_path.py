@@ -81,6 +81,14 @@ def test_a_scorer_of_merged_groups_is_compiled_as_such(method: str) -> None:
     torch.testing.assert_close(run.logits, vlm.logits(batch)[0][:, -1], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("method", ["diffprune", "diffprune-diverse"])
+def test_a_scorer_of_joined_tiles_is_compiled_as_such(method: str) -> None:
+    vlm = compiled("llava_next", method, vlm=pruned("llava_next", method, keep=5, tiles="joined"))
+    batch = vlm.prepare([[tiny.picture(1, SIZES["llava_next"][0])]], QUESTIONS[:1])
+    run = vlm.fast.start(batch)
+    torch.testing.assert_close(run.chooser.logits, vlm.method.score(vlm.encode(batch)), atol=1e-5, rtol=1e-4)
+
+
 def test_other_families_answer_the_same_where_only_the_language_model_is_fast(sayings: Any) -> None:
     for family in ("internvl", "idefics3", "smolvlm"):
         vlm = compiled(family, EveryOther(), image_sizes=[(100, 70)], text_buckets=(160,))

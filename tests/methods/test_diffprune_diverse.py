@@ -102,7 +102,8 @@ def test_tokens_of_several_patches_stand_for_their_mean() -> None:
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"beta": -1.0}, "beta=-1.0 is not known; give a finite number from 0 on"),
+        ({"beta": -1.0}, "beta=-1.0 is not known; give a number from 0 to 1e+06"),
+        ({"beta": 1e300}, "beta=1e+300"),  # finite, and all worth is infinite
         ({"beta": float("nan")}, "beta=nan"),
         ({"beta": float("inf")}, "beta=inf"),
         ({"reach": -2.0}, "reach=-2.0"),

@@ -193,6 +193,16 @@ def test_merged_groups_are_scored_as_their_mean_patch() -> None:
     torch.testing.assert_close(shifted, merged(x, coords=coords), rtol=1e-4, atol=1e-4)
 
 
+def test_joined_tiles_are_scored_as_one_picture() -> None:
+    apart, joined = (trained(Scorer(SPEC, tiles=tiles)) for tiles in ("apart", "joined"))
+    x, segment = torch.randn(1, 6, SPEC.width), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    for one, other in zip(joined.read(x, segment=segment), apart.read(x), strict=True):
+        torch.testing.assert_close(one, other)
+    assert not torch.allclose(joined(x, segment=segment), apart(x, segment=segment), atol=1e-3)
+    with pytest.raises(ValueError, match="tiles='mixed' is not known; give 'apart' or 'joined'"):
+        Scorer(SPEC, tiles="mixed")
+
+
 def test_another_way_to_score_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="groups='pairs' is not known; give 'patches' or 'merged'"):
         Scorer(SPEC, groups="pairs")

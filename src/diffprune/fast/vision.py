@@ -208,7 +208,7 @@ class FastScorer:
     def __init__(
         self, scorer: Scorer, make_blocks: MakeBlocks, dtype: torch.dtype, compiler: Callable[..., Any]
     ) -> None:
-        self.spec, self.merges = scorer.spec, scorer.groups == "merged"
+        self.spec, self.merges, self.joins = scorer.spec, scorer.groups == "merged", scorer.tiles == "joined"
         self.blocks = make_blocks([scorer_block(block) for block in scorer.blocks], scorer.spec.heads)
         self.norm = None if isinstance(scorer.norm, torch.nn.Identity) else norm_of(scorer.norm, dtype)
         self.head = (scorer.head.weight.detach().float()[0], scorer.head.bias.detach().float())
@@ -225,7 +225,7 @@ class FastScorer:
         return self._fixed(tokens, self.finish_both)
 
     def _fixed(self, tokens: VisualTokens, finish: Callable[..., Any]) -> Callable[[Tensor], Any]:
-        if tokens.segment is not None:
+        if tokens.segment is not None and not self.joins:
             return self._fixed_by_tile(tokens, tokens.segment, finish)
         x, coords, width = tokens.x, tokens.coords, self.spec.width
         if self.merges:

@@ -307,7 +307,10 @@ class LayerPruner(Pruner):
         return layer_average(self.stages(num_layers, num_visual, keep), num_layers, num_visual)
 
     def select(self, tokens: VisualTokens, k: Counts) -> Int[Tensor, "B K"]:
-        raise ValueError(f"{self.name} chooses inside the language model; use PrunedVLM.generate with it")
+        raise ValueError(
+            f"{self.name} chooses inside the language model; ask with it (`generate`, `diffprune ask`), or take a "
+            "method that chooses before (`diffprune methods`)"
+        )
 
     def deploy(self, tokens: VisualTokens, k: Counts) -> Kept:
         return Kept(tokens.x, tokens.everything)

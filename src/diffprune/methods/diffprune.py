@@ -14,7 +14,7 @@ from torch import Tensor
 from diffprune.methods.base import Card, Restricted, TrainablePruner, check_choices, require_block
 from diffprune.nn import BlockSpec, DiagonalBlock, FeatureStatistics, GlobalBlock, make_scorer, standardise
 from diffprune.nn.blocks import zero_padding
-from diffprune.nn.scorer import GROUPS
+from diffprune.nn.scorer import GROUPS, TILES
 from diffprune.ops import RESPONSES, scale_gate, soft_topk, vp_noise
 from diffprune.ops.noise import Generators, draw_normal
 from diffprune.registry import METHODS
@@ -31,6 +31,8 @@ class DiffPruneOptions:
     final_norm: Norm before the scorer's head; not in the paper.
     groups: What the blocks work on where a token is made of several patches (Qwen): "patches" (a token's logit is the
         mean of theirs) or "merged" (their mean, a quarter of the work and of the attention a sixteenth).
+    tiles: Whether a token of a picture of several tiles (LLaVA-NeXT) attends to its own tile ("apart") or to all
+        of them ("joined").
     standardise: Give the logits of an image mean 0 and deviation 1 before Soft Top-K; not in the paper.
     response: Of Soft Top-K, "laplace" or "sigmoid".
     gate: "vp" mixes noise into a token, "scale" shrinks it.
@@ -45,6 +47,7 @@ class DiffPruneOptions:
     scorer_depth: int = 2
     final_norm: bool = True
     groups: str = "patches"
+    tiles: str = "apart"
     standardise: bool = True
     response: str = "laplace"
     gate: str = "vp"
@@ -57,6 +60,7 @@ class DiffPruneOptions:
             self,
             scorer=("blocks", "bilinear"),
             groups=GROUPS,
+            tiles=TILES,
             response=RESPONSES,
             gate=("vp", "scale"),
             noise=("unit", "matched"),
@@ -91,6 +95,7 @@ class DiffPrune(TrainablePruner):
             depth=options.scorer_depth,
             final_norm=options.final_norm,
             groups=options.groups,
+            tiles=options.tiles,
         )
         self.throttle_noise = FeatureStatistics(spec.width) if options.noise == "matched" else None
         throttle_block = BLOCKS[options.attention]

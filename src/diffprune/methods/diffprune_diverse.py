@@ -4,7 +4,6 @@ Top-K keeps neighbours that all score high; here each pick is the token that add
 `q_i q_j cos(x_i, x_j)`, `q = exp(beta z)` with z the standardised logits. The same weights, nothing more to train.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,11 +13,13 @@ from torch import Tensor
 
 from diffprune.methods.base import Card, Choice, Counts, Pruner, check_choices, require_block
 from diffprune.nn import BlockSpec, make_scorer, standardise
-from diffprune.nn.scorer import GROUPS, Scorer
+from diffprune.nn.scorer import GROUPS, TILES, Scorer
 from diffprune.ops import greedy_diverse
 from diffprune.ops.places import places
 from diffprune.registry import METHODS
 from diffprune.types import VisualTokens
+
+MOST = 1e6  # of beta and reach: float32 has room for what is made of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class DiverseOptions:
     features: What makes two tokens alike: "encoder" (the features that are scored) or "scorer" (its last hidden state).
     reach: How far apart in the picture, in tokens, two tokens can be alike: cosines are multiplied by
         exp(-d^2 / (2 reach^2)); 0: however far.
-    scorer, scorer_depth, final_norm, groups: Of the trained scorer, see `diffprune`.
+    scorer, scorer_depth, final_norm, groups, tiles: Of the trained scorer, see `diffprune`.
     """
 
     beta: float = 2.0
@@ -38,13 +39,14 @@ class DiverseOptions:
     scorer_depth: int = 2
     final_norm: bool = True
     groups: str = "patches"
+    tiles: str = "apart"
 
     def __post_init__(self) -> None:
-        check_choices(self, features=("encoder", "scorer"), scorer=("blocks", "bilinear"), groups=GROUPS)
+        check_choices(self, features=("encoder", "scorer"), scorer=("blocks", "bilinear"), groups=GROUPS, tiles=TILES)
         for name in ("beta", "reach"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}={value} is not known; give a finite number from 0 on")
+            if not 0 <= value <= MOST:
+                raise ValueError(f"{name}={value} is not known; give a number from 0 to {MOST:g}")
         if self.features == "scorer" and self.scorer != "blocks":
             raise ValueError(
                 f"features='scorer' compares the hidden states of a scorer's blocks, and scorer={self.scorer!r} has "
@@ -79,6 +81,7 @@ class DiffPruneDiverse(Pruner):
             depth=options.scorer_depth,
             final_norm=options.final_norm,
             groups=options.groups,
+            tiles=options.tiles,
         )
 
     def score(self, tokens: VisualTokens) -> Float[Tensor, "B N"]:

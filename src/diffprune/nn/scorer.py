@@ -8,29 +8,42 @@ from torch import Tensor, nn
 from diffprune.nn.blocks import Block, BlockSpec, make_norm, position_angles, zero_padding
 
 GROUPS = ("patches", "merged")  # what is scored of a token made of several patches: each of them, or their mean
+TILES = ("apart", "joined")  # whether a token attends to its own tile alone, or to all of the picture
 MOST_BLOCKS = 64  # of a scorer; the deepest tower has fewer
 
 
 class Scorer(nn.Module):
     """Transformer blocks of the tower's own kind and a linear head that starts at zero, so all logits start equal.
 
-    Attention stays within an image and within a segment (a tile), and never reaches padding. Where a token is made of
-    G patches, its logit is the mean of theirs, or with `groups="merged"` that of their mean, at a G-th of the patches.
+    Attention stays within an image, with `tiles="apart"` within a segment (a tile), and never reaches padding. Where a
+    token is made of G patches, its logit is the mean of theirs, or with `groups="merged"` that of their mean, at a G-th
+    of the patches.
 
     Args:
         spec: The tower's block.
         depth: How many of them.
         final_norm: Norm before the head.
         groups: What is scored of a token made of several patches, one of `GROUPS`.
+        tiles: How far attention reaches in a picture of several tiles, one of `TILES`.
     """
 
-    def __init__(self, spec: BlockSpec, depth: int = 2, *, final_norm: bool = True, groups: str = "patches") -> None:
+    def __init__(
+        self,
+        spec: BlockSpec,
+        depth: int = 2,
+        *,
+        final_norm: bool = True,
+        groups: str = "patches",
+        tiles: str = "apart",
+    ) -> None:
         super().__init__()
         if groups not in GROUPS:
             raise ValueError(f"groups={groups!r} is not known; give {' or '.join(map(repr, GROUPS))}")
+        if tiles not in TILES:
+            raise ValueError(f"tiles={tiles!r} is not known; give {' or '.join(map(repr, TILES))}")
         if not 0 <= depth <= MOST_BLOCKS:
             raise ValueError(f"scorer_depth={str(depth)[:20]} is no number of blocks; give 0 to {MOST_BLOCKS}")
-        self.spec, self.groups = spec, groups
+        self.spec, self.groups, self.tiles = spec, groups, tiles
         self.blocks = nn.ModuleList(Block(spec) for _ in range(depth))
         self.norm = make_norm(spec) if final_norm else nn.Identity()
         self.head = nn.Linear(spec.width, 1)
@@ -51,7 +64,7 @@ class Scorer(nn.Module):
             x: Encoder features, D = G * width.
             mask: True where a token is real; None where all are.
             coords: Place of each patch, needed where the tower has rotary positions.
-            segment: Which tile a token comes from; tiles are scored apart, at the cost of attention within each.
+            segment: Which tile a token comes from; tiles apart are scored at the cost of attention within each.
         """
         return self._read(x, mask, coords, segment)[0]
 
@@ -74,7 +87,7 @@ class Scorer(nn.Module):
     ) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B P W"]]:
         """Logits, and the last hidden state of every patch, padding with anything finite."""
         x = zero_padding(x, mask)
-        if segment is None:
+        if segment is None or self.tiles == "joined":
             return self._score_rows(x, mask, coords)
         real = torch.ones_like(segment, dtype=torch.bool) if mask is None else mask
         index = pack_segments(real, segment)  # [R, M]
@@ -151,11 +164,18 @@ class BilinearScorer(nn.Module):
 
 
 def make_scorer(
-    kind: str, spec: BlockSpec, *, depth: int = 2, final_norm: bool = True, groups: str = "patches"
+    kind: str,
+    spec: BlockSpec,
+    *,
+    depth: int = 2,
+    final_norm: bool = True,
+    groups: str = "patches",
+    tiles: str = "apart",
 ) -> Scorer | BilinearScorer:
-    """The scorer of that kind: "blocks" or "bilinear", which merges groups whatever is asked, being linear."""
+    """The scorer of that kind: "blocks" or "bilinear", which merges groups and joins tiles whatever is asked, being
+    linear."""
     if kind == "blocks":
-        return Scorer(spec, depth, final_norm=final_norm, groups=groups)
+        return Scorer(spec, depth, final_norm=final_norm, groups=groups, tiles=tiles)
     if kind == "bilinear":
         return BilinearScorer(spec)
     raise ValueError(f"scorer={kind!r} is not known; give 'blocks' or 'bilinear'")
