@@ -77,6 +77,8 @@ def _short(value: object) -> str:
 def parse_budgets(text: str) -> list[int | float]:
     """What is to be kept, from a comma-separated list of the command line, each once."""
     budgets = [Budget.parse(item).keep for item in text.split(",") if item]
+    if text and not budgets:
+        raise ValueError(f"keep={_short(text)} holds no budget; give tokens (64) or a share (0.111)")
     require_distinct(budgets)
     return list(dict.fromkeys(budgets))
 

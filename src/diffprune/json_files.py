@@ -13,12 +13,12 @@ from typing import Any
 
 
 def parse_json(content: str | bytes, *, constants: bool = True) -> Any:
-    """The value of a JSON text in UTF-8.
+    """The value of a JSON text in UTF-8, with a byte order mark or without.
 
     Args:
         constants: Take NaN and Infinity too, which Python writes and which are not part of JSON.
     """
-    text = content.decode("utf-8") if isinstance(content, bytes) else content
+    text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
     try:
         value = json.loads(text, parse_constant=None if constants else _no_constant)
         if "\\u" in text:  # an escape can be half of a surrogate pair, which cannot be written or tokenized

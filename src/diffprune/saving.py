@@ -45,7 +45,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "base": {"id": str | None, "revision": str | None, "fingerprint": str, "model_type": str | None},
     "features": {"image_mean": list[float] | None, "image_std": list[float] | None},
 }
-SCORER_OPTIONS = ("scorer", "scorer_depth", "final_norm", "groups")  # what a choice shares with the method it deploys
+SCORER_OPTIONS = ("scorer", "scorer_depth", "final_norm", "groups", "tiles")  # shared by a choice and what it deploys
 _FILLED_KEYS = ("format", "versions", "weights_digest")
 
 

@@ -126,7 +126,7 @@ def test_a_limit_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_formats_are_told_by_content_and_no_program_is_started(tmp_path: Path) -> None:
     path = tmp_path / "page.png"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
-    with pytest.raises(ValueError, match=r"no image that can be read .*; known are JPEG, PNG"):
+    with pytest.raises(ValueError, match=r"no image that can be read; known are JPEG, PNG"):
         open_image(path)
 
 
@@ -140,11 +140,10 @@ def test_every_format_of_the_list_is_read(kind: str) -> None:
     assert open_image(file.getvalue()).size == (24, 16)
 
 
-def test_a_file_of_no_format_is_told_by_pillow_s_own_sentence() -> None:
-    with pytest.raises(
-        ValueError, match=r"^a file of 7 bytes is no image that can be read \(cannot identify image file"
-    ):
-        open_image(b"nothing")
+@pytest.mark.parametrize("data", [b"nothing", b""])
+def test_a_file_of_no_format_is_told_without_where_it_lies_in_memory(data: bytes) -> None:
+    with pytest.raises(ValueError, match=rf"^a file of {len(data)} bytes is no image that can be read; known are JPEG"):
+        open_image(data)
 
 
 @pytest.mark.parametrize("ending", ["tiff", "gif", "avif", "webp", "jp2", "bmp", "ppm", "jpg"])

@@ -34,6 +34,12 @@ def test_a_form_has_the_tokens_that_it_says(family: str) -> None:
     assert all(few <= vlm.budget_of(keep).count(many) for few, many in zip(smaller.tokens.counts, full, strict=True))
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_next", "llava_onevision"])
+def test_a_strip_has_no_form_that_rounding_makes_a_line(family: str) -> None:
+    forms = list(PrunedVLM(*tiny.build(family)).backbone.forms((3000, 20)))
+    assert len(forms) > 1 and all(max(form.size) <= 200 * min(form.size) for form in forms)
+
+
 @pytest.mark.parametrize("family", ["llava", "paligemma"])
 def test_a_family_of_one_size_is_told_so(family: str) -> None:
     with pytest.raises(ValueError, match=f"the {family} family scales every picture to one size"):
@@ -89,13 +95,28 @@ def marked(method: str, right: str, seed: int = 0) -> Answers:
 
 def test_hard_questions_are_right_with_the_full_model_and_wrong_with_the_smaller_picture() -> None:
     full, smaller = marked("full", "1" * 80 + "0" * 20), marked(DOWNSCALE, "0" * 60 + "1" * 40)
-    ours = [marked("diffprune", "1" * 30 + "0" * 70), marked("diffprune", "1" * 60 + "0" * 40, seed=1)]
-    rows, few = hard_rows([full, smaller, *ours, marked("random", "0" * 100)], versus="diffprune")
+    ours = [marked("diffprune", "1" * 45 + "0" * 55), marked("diffprune", "1" * 45 + "0" * 55, seed=1)]
+    runs = [full, smaller, *ours, marked("random", "0" * 100)]
+    origins = {("diffprune", 8, seed): {"recipe": "bridge", "choice": "diverse"} for seed in (0, 1)}
+    rows, few = hard_rows(runs, versus="diffprune", origins=origins)
     assert not few and [row["method"] for row in rows] == ["diffprune", "random"]  # downscale has none
     assert rows[0]["retention"] == 75.0 and rows[0]["num_hard"] == 60 and rows[0]["n_seeds"] == 2
+    assert (rows[0]["recipe"], rows[0]["choice"], rows[0]["ci_over"]) == ("bridge", "diverse", "seeds and questions")
     assert rows[1]["retention"] == 0.0 and rows[1]["lead"] == 75.0 and rows[1]["versus"] == "diffprune"
+    assert rows[1]["lead_holds"] and "recipe" not in rows[1]
     low, high = rows[0]["ci95"]
-    assert 60 < low < 75 < high < 90
+    assert 50 < low < 75 < high < 100
+
+
+def test_seeds_that_differ_widen_the_interval_of_hard_questions() -> None:
+    full, smaller = marked("full", "1" * 100), marked(DOWNSCALE, "0" * 100)
+
+    def width(second: str) -> float:
+        rows, _ = hard_rows([full, smaller, marked("a", "1" * 50 + "0" * 50), marked("a", second, seed=1)])
+        low, high = rows[0]["ci95"]
+        return high - low
+
+    assert width("1" * 80 + "0" * 20) > 3 * width("1" * 50 + "0" * 50)
 
 
 def test_too_few_hard_questions_are_told_instead_of_a_percentage() -> None:

@@ -14,6 +14,7 @@ from diffprune.evaluate.files import read_questions
 from diffprune.evaluate.join import join_files
 from diffprune.evaluate.journal import Journal, journal_file
 from diffprune.evaluate.session import Session
+from diffprune.evaluate.task import Question
 from diffprune.loading import load_base
 from diffprune.model import PrunedVLM
 from diffprune.results import read_results
@@ -140,7 +141,7 @@ def test_shards_joined_are_one_run(model: Path, data: Path, unbroken: Path, tmp_
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"keep": "2"}, "holds answers with other methods"),
+        ({"keep": "2"}, "holds answers with other budgets (3, 0.4; now 2)"),
         ({"methods": "random"}, "holds answers with other methods"),
         ({"max_new_tokens": 2}, "holds answers with other length (3 tokens; now 2 tokens); give another --out, or"),
         ({"shard": "0/2"}, "holds answers with other shard"),
@@ -193,6 +194,60 @@ def test_the_size_of_a_phone_s_picture_is_that_of_the_turned_one(tmp_path: Path)
 GOOD = {"question": "What?", "answer": "red"}
 
 
+def read_rows(folder: Path, *made: dict) -> tuple[Question, ...]:
+    """The questions of a file of these rows, each about one picture."""
+    tiny.picture(0).save(folder / "0.png")
+    path = folder / "q.jsonl"
+    path.write_text("\n".join(json.dumps({"image": "0.png"} | row) for row in made))
+    return tuple(question for task in read_questions(path).tasks for question in task.questions)
+
+
+def test_a_null_is_a_column_left_out(tmp_path: Path) -> None:
+    first, second = read_rows(tmp_path, GOOD | {"id": None}, {"question": "?", "answer": None, "answers": ["a", "b"]})
+    assert (first.id, second.id) == ("1", "2") and second.answers == ("a", "b")
+
+
+def test_the_answer_is_right_whether_or_not_it_is_among_the_answers(tmp_path: Path) -> None:
+    (question,) = read_rows(tmp_path, GOOD | {"answers": ["crimson"]})
+    assert question.answers == ("red", "crimson")
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "letter"),
+    [
+        ("3", ["1", "2", "3"], "C"),
+        (2, ["1", "2", "3"], "C"),
+        (1, [3, 4], "B"),
+        (4, [3, 4], "B"),
+        ("B", list("xy"), "B"),
+    ],
+)
+def test_an_answer_is_an_option_its_letter_or_its_number(
+    tmp_path: Path, answer: str | int, choices: list, letter: str
+) -> None:
+    (question,) = read_rows(tmp_path, {"question": "?", "answer": answer, "choices": choices})
+    assert question.answer == letter
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    read_rows(tmp_path, GOOD)
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(read_questions(path).tasks[0].questions) == 1
+
+
+def test_a_parquet_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, seen = tmp_path / "q.parquet", []
+    for number in range(2):
+        tiny.picture(number).save(tmp_path / "0.png")
+        row = GOOD | {"image": (tmp_path / "0.png").read_bytes()}
+        parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+        questions = read_questions(path)
+        seen += questions.open(questions.tasks[0].questions[0].images)
+    assert seen[0].tobytes() != seen[1].tobytes()
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -208,6 +263,16 @@ GOOD = {"question": "What?", "answer": "red"}
         ([GOOD | {"metric": "choice"}], "the metric 'choice' needs `choices`"),
         ([GOOD | {"metric": "vqa"}], "the metric 'vqa' compares with at least 4 annotators' `answers`, not 1"),
         ([GOOD | {"choices": ["a", "b"]}], "the answer 'red' is none of its 2 choices"),
+        ([GOOD | {"answer": "AB", "choices": ["a", "b"]}], "the answer 'AB' is none of its 2 choices"),
+        ([GOOD | {"answer": "A", "choices": ["B", "A"]}], "the answer 'A' may mean A or B; give its number from 0"),
+        ([GOOD | {"answer": 1, "choices": [1, 2]}], "the answer 1 may mean A or B; give its letter"),
+        ([GOOD | {"choices": ["red", "red"]}], "the answer 'red' may mean A or B; give its number from 0"),
+        ([GOOD | {"choices": {"A": "red"}}], "row 1 has the choice {'A': 'red'}; write it as a text or a number"),
+        ([GOOD | {"answer": True, "choices": ["yes", "no"]}], "row 1 has the answer True; write it as a text"),
+        (['{"question": "What?", "answer": NaN}'], "row 1 has the answer nan; write it as a text or a number"),
+        ([GOOD | {"answers": ["red", None]}], "row 1 has the answer None; write it as a text or a number"),
+        ([GOOD | {"image": [[0] * 1000]}], " 0, 0, 0...; give a path, or bytes in a parquet file"),
+        ([GOOD | {"images": "0.png"}], "has a picture, so nothing can be dropped; put it into the column `image`"),
         ([GOOD | {"id": "a"}, GOOD | {"id": "a"}], "row 2 has the id 'a' of row 1; give each question its own"),
         ([GOOD, {"question": "?", "answer": "yes", "metric": "pope"}], "give them two `task` names"),
         ([GOOD | {"turns": [["What?"]]}], "write [question, answer] for each"),

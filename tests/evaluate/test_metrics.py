@@ -112,6 +112,10 @@ def test_a_rotation_that_is_wrong_first_or_in_between_counts_too():
         assert metrics.circular_accuracy(outputs, letters, [0] * 4).score == 0.0
 
 
+def test_a_fifth_option_can_be_right_in_circular_evaluation():
+    assert metrics.circular_accuracy(["E", "A"], ["E", "A"], [0, 0], [5, 5]).score == 100.0
+
+
 def test_a_constant_letter_gets_nothing_in_circular_evaluation():
     assert metrics.circular_accuracy(["A"] * 4, ["A", "B", "C", "D"], [7] * 4).score == 0.0
 

@@ -69,8 +69,8 @@ def test_answers_of_a_saved_scorer_follow_from_the_same_in_every_load(trained: P
     """A loaded pruner's throttler is drawn anew and takes no part in its answers; another scorer's are told apart."""
     questions = read_questions(write_jsonl(tmp_path, 2))
 
-    def follows(change: float = 0.0) -> dict[str, str]:
-        vlm = PrunedVLM.from_pretrained(trained)
+    def follows(change: float = 0.0, method: str | None = None) -> dict[str, str]:
+        vlm = PrunedVLM.from_pretrained(trained, method=method)
         states.append(vlm.method.state_dict())
         if change:
             weight = next(value for name, value in states[-1].items() if not name.startswith("throttle_"))
@@ -86,3 +86,5 @@ def test_answers_of_a_saved_scorer_follow_from_the_same_in_every_load(trained: P
     assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0]), "both were drawn the same"
     other = follows(change=0.5)
     assert {name for name in first if other[name] != first[name]} == {"pruners"}
+    one, two = (follows(method=f"diffprune-diverse[beta={beta}]") for beta in (1, 2))
+    assert {name for name in one if one[name] != two[name]} == {"pruners"}, "of one scorer, chosen otherwise"

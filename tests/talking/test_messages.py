@@ -39,6 +39,7 @@ def test_a_picture_may_stand_in_its_message_in_every_form(tmp_path: Path) -> Non
         {"type": "image", "image": file},
         {"type": "image", "path": str(file)},
         {"type": "image", "url": f"file://{file}"},
+        {"type": "image", "url": f"FILE://{file}"},
         {"type": "image_url", "image_url": {"url": as_url()}},
         {"type": "image_url", "image_url": as_url()},
     ]
@@ -86,6 +87,11 @@ def test_each_picture_may_have_a_budget_of_its_own() -> None:
             "data URL of message 1 .* cannot be read: a file of 3 bytes",
         ),
         (asking({"type": "image", "url": "data:image/png,AAAA"}), "it is not base64"),
+        (asking({"type": "image", "url": "DATA:image/png,AAAA"}), "it is not base64"),
+        (
+            asking({"type": "image", "url": "HTTPS://example.com/" + "a" * 999}),
+            "HTTPS://example.com/a{180}, and nothing",
+        ),
         (asking({"type": "image", "path": "/nowhere/a.png"}), "there is no image file"),
         (asking({"type": "video", "video": "a.mp4"}), "neither text nor an image"),
         ([], "holds no conversation"),

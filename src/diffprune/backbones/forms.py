@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from diffprune.backbones.processors import limits
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -34,6 +36,8 @@ def smaller_sizes(size: tuple[int, int], count: Callable[[tuple[int, int]], int]
     longest = max(size)
     for edge in range(longest, 0, -1):
         width, height = (max(1, round(side * edge / longest)) for side in size)
+        if edge < longest and max(width, height) > limits.max_aspect * min(width, height):
+            continue  # rounding has made it a line, which no model takes
         yield Form((width, height), count((width, height)))
 
 

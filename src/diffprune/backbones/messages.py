@@ -111,17 +111,30 @@ def _picture(part: Mapping[str, Any], beside: list[Any], where: str, files: bool
                 "array of bytes) or 'url' (data:image/...;base64,...), or give it in images="
             )
         source = beside.pop(0)
+    return read_picture(source, where, files=files)
+
+
+def read_picture(source: Any, where: str, *, files: bool) -> Image.Image:
+    """The picture in a data URL, at a path, or in whatever `open_image` takes.
+
+    Args:
+        where: What names it, as errors call it.
+        files: Whether that may be a path on this machine.
+    """
     if not isinstance(source, str):
         return open_image(source)
-    if source.startswith("data:"):
+    kind = source[:8].lower()  # a scheme may be written in capitals
+    if kind.startswith("data:"):
         return _decode(source, where)
-    if source.startswith(("http://", "https://")):
-        raise ValueError(f"{where} names the picture {source}, and nothing is downloaded; give the file or its bytes")
+    if kind.startswith(("http://", "https://")):
+        raise ValueError(
+            f"{where} names the picture {source[:200]}, and nothing is downloaded; give the file or its bytes"
+        )
     if not files:
         raise ValueError(
-            f"{where} names the file {source}, and files are not read here; send data:image/...;base64,..."
+            f"{where} names the file {source[:200]!r}, and files are not read here; send data:image/...;base64,..."
         )
-    return open_image(source.removeprefix("file://"))
+    return open_image(source[len("file://") :] if kind.startswith("file://") else source)
 
 
 def _decode(url: str, where: str) -> Image.Image:

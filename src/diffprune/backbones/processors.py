@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from diffprune.ops.transfer import to_device
@@ -140,7 +140,9 @@ def _identified(file: io.BufferedIOBase, name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise ValueError(f"the image {name} is too large to open ({error}); scale it down first") from error
     except Exception as error:  # damaged headers make Pillow's readers raise anything
-        raise ValueError(f"{name} is no image that can be read ({error}); known are {', '.join(FORMATS)}") from error
+        # Of a file of no format Pillow says where the file object lies in memory, which is nobody's business.
+        reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+        raise ValueError(f"{name} is no image that can be read{reason}; known are {', '.join(FORMATS)}") from error
     _require_size(image, f"the image {name}")
     return image
 

@@ -144,6 +144,8 @@ def command(
         require_file(out)
     given["device"] = choose_device(device)
     settings = Asked(**{field.name: given[field.name] for field in fields(Asked) if field.name in given})
+    if not harness and (limit is not None or include):
+        raise ValueError(f"--{'include' if limit is None else 'limit'} is for --harness; leave it out")
     if harness:
         from diffprune.integrations.evaluation import HarnessRun
 
@@ -199,7 +201,7 @@ def _shown(row: Row, versus: str) -> dict[str, Any]:
     if "lead" in row:
         shown |= dict(zip(_lead_columns(versus), (row["lead"], row["lead_ci95"]), strict=True))
     if row["method"] == "full" and "num_kept" in row:
-        shown["keep"] = row["num_kept"]
+        shown["keep"] = round(row["num_kept"], 1)  # a mean, where pictures differ in size
     if row.get("n_seeds", 1) < 2:
         shown.pop("retention_std", None)
     return shown

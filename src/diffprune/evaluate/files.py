@@ -19,7 +19,7 @@ from diffprune.backbones.processors import check_header, open_image
 from diffprune.evaluate.sources import Questions
 from diffprune.evaluate.task import METRICS, Question, Task
 from diffprune.extras import MissingExtraError
-from diffprune.json_files import parse_json
+from diffprune.json_files import parse_json, short
 from diffprune.terminal import first_line
 
 Row = Mapping[str, Any]
@@ -71,8 +71,9 @@ def read_questions(path: Path) -> FileQuestions:
     """The questions of a file, checked: whatever is wrong with a row is told before anything is asked."""
     rows: list[tuple[str, Question, str, str]] = []  # task, question, metric, where
     ids: dict[str, str] = {}
-    for number, row in enumerate(_rows(path), 1):
+    for number, given in enumerate(_rows(path), 1):
         where = f"{path}, row {number}"
+        row = {key: value for key, value in given.items() if value is not None}
         question, metric = _question(row, path, where, number)
         if question.id in ids:
             raise ValueError(f"{where} has the id {question.id!r} of {ids[question.id]}; give each question its own")
@@ -83,7 +84,10 @@ def read_questions(path: Path) -> FileQuestions:
     tasks: dict[str, list[tuple[Question, str, str]]] = {}
     for task, question, metric, where in rows:
         tasks.setdefault(task, []).append((question, metric, where))
-    return FileQuestions(tuple(_task(name, asked) for name, asked in tasks.items()), path)
+    found = tuple(_task(name, asked) for name, asked in tasks.items())
+    if not any(question.images for _, question, _, _ in rows):
+        raise ValueError(f"no row of {path} has a picture, so nothing can be dropped; put it into the column `image`")
+    return FileQuestions(found, path)
 
 
 # Rows ----------------------------------------------------------------------------------------------------------------
@@ -111,6 +115,7 @@ def _rows(path: Path) -> Iterator[Row]:
 def _parquet_rows(path: Path) -> Iterator[Row]:
     """Rows with `StoredImage` in place of a picture's bytes, so that no more than a row group is in memory."""
     file = _parquet(path)
+    _image_column.cache_clear()  # the file may have been written anew
     names = [name for name in file.schema_arrow.names if name in KEYS]
     for group in range(file.num_row_groups):
         with _reading(path):
@@ -121,7 +126,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                 image if isinstance(image, str) else _stored(image, path, group, place, number)
                 for number, image in enumerate(images)
             ]
-            yield {key: value for key, value in row.items() if value is not None}
+            yield row
 
 
 def _parquet(path: Path) -> Any:
@@ -176,17 +181,22 @@ def _question(row: Row, path: Path, where: str, number: int) -> tuple[Question, 
     text = row.get("question")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{where} has no question; write it as a text in the column `question`")
-    choices, accepted = tuple(map(str, _as_list(row.get("choices")))), tuple(map(str, _as_list(row.get("answers"))))
-    answer = row.get("answer", accepted[0] if accepted else None)
-    if answer is None or answer == "":
+    accepted = tuple(_text(one, "answer", where) for one in _as_list(row.get("answers")))
+    given = row.get("answer", accepted[0] if accepted else "")
+    answer, prompt = _text(given, "answer", where), text
+    if not answer.strip():
         raise ValueError(f"{where} has no answer; give `answer` or `answers`, beside `choices` too")
-    prompt = text
+    options = _as_list(row.get("choices"))
+    choices = tuple(_text(option, "choice", where) for option in options)
     if choices:
-        answer = _letter(answer, choices, where)
+        answer = _letter(given, options, where)
         listed = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, choices, strict=False))
         prompt, accepted = f"{text}\n{listed}\n{ONE_LETTER}", ()
     metric = str(row.get("metric") or ("choice" if choices else "vqa" if len(accepted) >= MANY else "exact"))
-    answer = str(answer).strip().lower() if metric in YES_NO else str(answer)
+    if metric in YES_NO:
+        answer = answer.strip().lower()
+    elif metric == "exact" and answer not in accepted:
+        accepted = (answer, *accepted)
     question = Question(
         id=str(row.get("id", number)),
         prompt=prompt,
@@ -202,17 +212,32 @@ def _question(row: Row, path: Path, where: str, number: int) -> tuple[Question, 
     return question, metric
 
 
-def _letter(answer: Any, choices: Sequence[str], where: str) -> str:
-    """The letter of the right option, which a row gives as a letter, a number from 0 or the option's own text."""
+def _text(value: Any, what: str, where: str) -> str:
+    """A text, or a number as one."""
+    if value is None or isinstance(value, bool | bytes | list | Mapping) or value != value:
+        raise ValueError(f"{where} has the {what} {short(value)}; write it as a text or a number")
+    return str(value)
+
+
+def _letter(answer: Any, choices: Sequence[Any], where: str) -> str:
+    """The letter of the right option, which a row gives as the option itself, its letter or its number from 0."""
     if len(choices) > len(LETTERS):
         raise ValueError(f"{where} has {len(choices)} choices; give {len(LETTERS)} at the most")
+    letters = list(LETTERS[: len(choices)])
+    meant = {letter for letter, option in zip(letters, choices, strict=True) if answer in (option, str(option))}
+    if answer in letters:
+        meant.add(answer)
     if isinstance(answer, int) and 0 <= answer < len(choices):
-        return LETTERS[answer]
-    if str(answer) in choices:
-        return LETTERS[choices.index(str(answer))]
-    if str(answer) in LETTERS[: len(choices)]:
-        return str(answer)
-    raise ValueError(f"{where}: the answer {answer!r} is none of its {len(choices)} choices; give one, or its letter")
+        meant.add(letters[answer])
+    if len(meant) > 1:
+        way_out = "letter" if isinstance(answer, int) else "number from 0"
+        raise ValueError(f"{where}: the answer {answer!r} may mean {' or '.join(sorted(meant))}; give its {way_out}")
+    if not meant:
+        raise ValueError(
+            f"{where}: the answer {answer!r} is none of its {len(choices)} choices; give one, its letter or its number "
+            "from 0"
+        )
+    return meant.pop()
 
 
 def _turns(turns: Any, where: str) -> tuple[tuple[str, str], ...]:
@@ -221,7 +246,7 @@ def _turns(turns: Any, where: str) -> tuple[tuple[str, str], ...]:
     for turn in _as_list(turns):
         pair = (turn.get("question"), turn.get("answer")) if isinstance(turn, Mapping) else turn
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"{where} has the turn {turn!r}; write [question, answer] for each")
+            raise ValueError(f"{where} has the turn {short(turn)}; write [question, answer] for each")
         found.append(tuple(pair))
     return tuple(found)
 
@@ -231,7 +256,7 @@ def _image(image: Any, path: Path, where: str) -> Any:
     if isinstance(image, str):
         image = path.parent / image
     elif not isinstance(image, StoredImage):
-        raise ValueError(f"{where} has the image {image!r}; give a path, or bytes in a parquet file")
+        raise ValueError(f"{where} has the image {short(image)}; give a path, or bytes in a parquet file")
     try:
         check_header(image.read() if isinstance(image, StoredImage) else image)
     except ValueError as error:

@@ -1,77 +1,83 @@
 """Everything summed up once more over hard questions: the full model has them right, a smaller picture wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-
 from diffprune.evaluate.answers import Answers
+from diffprune.evaluate.bootstrap import resample_questions, resample_seeds
 from diffprune.evaluate.downscale import DOWNSCALE
+from diffprune.evaluate.rows import (
+    Cell,
+    Origins,
+    add_intervals,
+    enough_resamples,
+    joined_origin,
+    leads_of,
+    over_runs,
+    place_of,
+)
 
 HARD = "hard"  # as `tasks` of a summary row
 FEWEST = 50  # questions of which a percentage is told
-RESAMPLES = 2000
 
 
-def hard_rows(answers: Sequence[Answers], *, versus: str | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+def hard_rows(
+    answers: Sequence[Answers], *, versus: str | None = None, origins: Origins | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
     """A summary row per method and budget over its hard questions, and a sentence for each budget with too few.
 
     The full model has all of them right, so the retention is the share that a method has right. `downscale`, which has
-    none by construction, is left out.
+    none by construction, is left out. Intervals and leads are those of other summary rows (`add_intervals`).
 
     Args:
         answers: The first are the full model's; `downscale` is among the others.
-        versus: A method; rows of the others get its `lead` over them, with the interval.
+        versus: A method; rows of the others get its `lead` over them.
+        origins: By run what its rows say of where it comes from, as `quality_rows` takes it.
     """
     full, budgets = answers[0], {one.entry.keep: one for one in answers if one.entry.method == DOWNSCALE}
     if not budgets:
         raise ValueError(
             f"hard questions are those that {DOWNSCALE} has wrong, and it is not among the methods; add it"
         )
+    hard = {keep: _hard(full, smaller) for keep, smaller in budgets.items()}
+    counts = {keep: sum(map(sum, masks.values())) for keep, masks in hard.items()}
+    few = [
+        f"{count} questions are hard at keep={keep}, too few for a percentage (below {FEWEST})"
+        for keep, count in counts.items()
+        if count < FEWEST
+    ]
+    runs = [one for one in answers[1:] if one.entry.method != DOWNSCALE and counts.get(one.entry.keep, 0) >= FEWEST]
+    resamples = enough_resamples(len(leads_of({(one.entry.method, one.entry.keep) for one in runs}, versus)))
     rows: list[dict[str, Any]] = []
-    few: list[str] = []
-    for keep, smaller in budgets.items():
-        hard = {
-            task: np.array(full.is_right(task)) & ~np.array(smaller.is_right(task), dtype=bool) for task in full.units
-        }
-        count = int(sum(mask.sum() for mask in hard.values()))
-        if count < FEWEST:
-            few.append(f"{count} questions are hard at keep={keep}, too few for a percentage (below {FEWEST})")
-            continue
-        draws = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-        groups: dict[str, list[Answers]] = {}
-        for one in answers[1:]:
-            if one.entry.keep == keep and one.entry.method != DOWNSCALE:
-                groups.setdefault(one.entry.method, []).append(one)
-        values = {method: _shares(same, hard) for method, same in groups.items()}
-        for method, same in groups.items():
-            row = {
-                "method": method,
-                "keep": keep,
-                "retention": float(values[method].mean()),
-                "ci95": _interval(values[method][draws].mean(1)),
-                "n_seeds": len(same),
-                "num_hard": count,
-                "tasks": HARD,
-            }
-            if versus in values and method != versus:
-                ahead = values[versus] - values[method]
-                row |= {
-                    "versus": versus,
-                    "lead": float(ahead.mean()),
-                    "lead_ci95": _interval(ahead[draws].mean(1)),
-                }
-            rows.append(row)
+    over_seeds: dict[Cell, Any] = {}
+    for keep in dict.fromkeys(one.entry.keep for one in runs):
+        same = [one for one in runs if one.entry.keep == keep]  # asked the same questions, so resampled together
+        marks = [_marks(one, hard[keep]) for one in same]
+        drawn = resample_questions([{HARD: one} for one in marks], {HARD: [100.0] * counts[keep]}, resamples=resamples)
+        for method in dict.fromkeys(one.entry.method for one in same):
+            of = [place for place, one in enumerate(same) if one.entry.method == method]
+            over_seeds[method, keep] = resample_seeds(drawn[:, of], of=f"{method} at {keep}")
+            row = {"method": method, "keep": keep, **over_runs([fmean(marks[place]) for place in of])}
+            row |= {"num_hard": counts[keep], "tasks": HARD}
+            rows.append(row | joined_origin([place_of(same[place].entry) for place in of], origins or {}))
+    add_intervals(rows, over_seeds, versus)
     return rows, few
 
 
-def _shares(same: Sequence[Answers], hard: dict[str, Any]) -> Float[np.ndarray, " count"]:
-    """Of each hard question the percentage of a method's runs that have it right."""
-    runs = [np.concatenate([np.array(one.is_right(task))[mask] for task, mask in hard.items()]) for one in same]
-    return 100.0 * np.mean(runs, axis=0)
+def _hard(full: Answers, smaller: Answers) -> dict[str, list[bool]]:
+    """By task whether each scored question is hard."""
+    return {
+        task: [right and not other for right, other in zip(full.is_right(task), smaller.is_right(task), strict=True)]
+        for task in full.units
+    }
 
 
-def _interval(values: Float[np.ndarray, " resamples"]) -> list[float]:
-    low, high = np.percentile(values, (2.5, 97.5))
-    return [float(low), float(high)]
+def _marks(one: Answers, hard: Mapping[str, Sequence[bool]]) -> list[float]:
+    """Of each hard question 100 where a run has it right, else 0."""
+    return [
+        100.0 * right
+        for task, masks in hard.items()
+        for right, is_hard in zip(one.is_right(task), masks, strict=True)
+        if is_hard
+    ]

@@ -129,6 +129,7 @@ def join_files(
     own_notes = dict.fromkeys(part.notes for part in parts if part.notes)
     others = other_origins(parts, sheets, {one.entry.method for one in sheet.answers[1:]})
     unstable = f"the full model's answers differ between processes on {differ} of {len(sheet.questions)} prompts"
+    origins = part_origins(parts, sheets, tuned or {})
     rows = quality_rows(
         sheet.answers,
         sheet.answers[0],
@@ -136,12 +137,12 @@ def join_files(
         also=also,
         chance=sheet.chance,
         notes=sheet.notes,
-        origins=part_origins(parts, sheets, tuned or {}),
+        origins=origins,
         repeats=repeats,
     )
     few: list[str] = []
     if hard:
-        more, few = hard_rows(sheet.answers, versus=versus)
+        more, few = hard_rows(sheet.answers, versus=versus, origins=origins)
         rows += more
     write_sheet(answers_file(out), sheet)
     return write_results(

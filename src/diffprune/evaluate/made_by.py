@@ -49,12 +49,13 @@ def measured_by(vlm: PrunedVLM, measurements: Sequence[Measurement]) -> dict[str
         for name, tensor in _weights(one).items()
         if tensor.numel()
     ]
+    rules = [(one.pruner.name, one.pruner.options) for one in measurements if _weights(one)]  # `choice` among them
     model = str(getattr(vlm.base.config, "_name_or_path", "")).rstrip("/").rpartition("/")[2]
     return {
         "model": " ".join(filter(None, [model, fingerprint(vlm.base.named_parameters())[:LENGTH]])),
-        "pruners": fingerprint(weights)[:LENGTH] if weights else "none",
-        "methods": f"{', '.join(dict.fromkeys(one.method for one in measurements)) or 'full'}, {digest(repr(runs))}",
+        "pruners": f"{fingerprint(weights)[:LENGTH]}, {digest(repr(rules))}" if weights else "none",
         "budgets": ", ".join(dict.fromkeys(str(one.keep) for one in measurements)) or "1.0",
+        "methods": f"{', '.join(dict.fromkeys(one.method for one in measurements)) or 'full'}, {digest(repr(runs))}",
         "positions": f"{vlm.positions}, newlines {vlm.backbone.keeps_newlines}, {vlm.budget_rule}",
         "precision": f"{vlm.base.dtype}".removeprefix("torch.") + f" on {vlm.base.device.type}",
         "versions": ", ".join(f"{name} {version}" for name, version in library_versions().items()),

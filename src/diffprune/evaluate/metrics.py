@@ -133,12 +133,19 @@ def choice_accuracy(outputs: Sequence[str], letters: Sequence[str], options: Seq
     return mean([100.0 * (parse_letter(o, n) == a) for o, a, n in zip(outputs, letters, given, strict=True)])
 
 
-def circular_accuracy(outputs: Sequence[str], letters: Sequence[str], groups: Sequence[Hashable]) -> Scored:
-    """The share of groups (one question with its options rotated) that are right in every rotation (MMBench)."""
-    _check(outputs, letters, groups)
+def circular_accuracy(
+    outputs: Sequence[str], letters: Sequence[str], groups: Sequence[Hashable], options: Sequence[int] | None = None
+) -> Scored:
+    """The share of groups (one question with its options rotated) that are right in every rotation (MMBench).
+
+    Args:
+        options: How many there are to each question; default: four.
+    """
+    given = [4] * len(outputs) if options is None else options
+    _check(outputs, letters, groups, given)
     right: dict[Hashable, bool] = {}
-    for output, letter, group in zip(outputs, letters, groups, strict=True):
-        right[group] = right.get(group, True) and parse_letter(output) == letter
+    for output, letter, group, many in zip(outputs, letters, groups, given, strict=True):
+        right[group] = right.get(group, True) and parse_letter(output, many) == letter
     return mean([100.0 * value for value in right.values()])
 
 

@@ -1,7 +1,7 @@
 """Rows of a results file from scored answers: one per method, budget, seed and task, and summaries of them."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from diffprune.evaluate.bootstrap import (
 )
 from diffprune.evaluate.retention import retention
 
+Cell = tuple[str, Keep]  # method and budget of a summary row
 Place = tuple[str, Keep, int]  # method, budget and seed of a run
 Origins = Mapping[Place, Mapping[str, str]]  # where a run comes from, in keys of `ORIGIN_KEYS`
 NO_RIVALS = ("full", "oracle", "blind")  # they are no choice of tokens that could be deployed
@@ -82,7 +83,7 @@ def quality_rows(
         apart = repeat_scatter(answers, full, tasks, again)
         for row in found:
             same = [place for place in places if place[:2] == (row["method"], row["keep"])]
-            row |= apart.get((row["method"], row["keep"]), {}) | _joined_origin(same, origins)
+            row |= apart.get((row["method"], row["keep"]), {}) | joined_origin(same, origins)
         rows += found
     return rows
 
@@ -97,54 +98,79 @@ def summary_rows(
     """A row per method and budget over the tasks measured; `tasks` is their name in the rows."""
     if not measured:
         return []
-    groups: dict[tuple[str, Keep], list[int]] = {}
+    groups: dict[Cell, list[int]] = {}
     for place, one in enumerate(answers):
         groups.setdefault((one.entry.method, one.entry.keep), []).append(place)
-    leads = [(method, keep) for method, keep in groups if method != versus and (versus or "", keep) in groups]
-    # Of the smallest p that resamples can give, as many as there are leads must stay below the level.
-    count = max(RESAMPLES, round(5 / LEVEL) * len(leads))
     units = [{task: one.units[task] for task in measured} for one in answers]
+    count = enough_resamples(len(leads_of(groups, versus)))
     drawn = resample_questions(units, {task: full.units[task] for task in measured}, resamples=count)
     over_seeds = {key: resample_seeds(drawn[:, places], of=f"{key[0]} at {key[1]}") for key, places in groups.items()}
-    means = {key: _retentions([answers[place] for place in places], full, measured) for key, places in groups.items()}
     rows = []
     for (method, keep), places in groups.items():
         same = [answers[place] for place in places]
         equal = [a == b for one in same for a, b in zip(one.said, full.said, strict=True)]
-        retained = means[method, keep]
-        several = len(same) > 1
         row = {
             "method": method,
             "keep": keep,
-            "retention": statistics.fmean(retained),
-            **({"retention_std": statistics.stdev(retained)} if several else {}),
-            "ci95": interval(over_seeds[method, keep]),
-            "ci_over": "seeds and questions" if several else "questions",
-            "n_seeds": len(same),
+            **over_runs(_retentions(same, full, measured)),
             "unchanged": statistics.fmean(equal),
             **mean_keys(same),
         }
-        if (method, keep) in leads:
-            ours = versus or "", keep
-            row |= {
-                "versus": versus,
-                "lead": statistics.fmean(means[ours]) - row["retention"],
-                "lead_ci95": interval(over_seeds[ours] - over_seeds[method, keep]),
-            }
         rows.append(row if tasks is None else row | {"tasks": tasks})
-    by_place = {(row["method"], row["keep"]): row for row in rows}
-    for keep in dict.fromkeys(keep for _, keep in groups):
-        _rank([row for row in rows if row["keep"] == keep], over_seeds)
-    corrected = holm([two_sided_p(over_seeds[versus or "", keep] - over_seeds[method, keep]) for method, keep in leads])
-    for key, p in zip(leads, corrected, strict=True):
-        low, high = by_place[key]["lead_ci95"]
-        by_place[key] |= {"lead_p": p, "lead_holds": p < LEVEL and not low <= 0 <= high}
+    add_intervals(rows, over_seeds, versus)
     return rows
 
 
-def _rank(
-    rows: Sequence[dict[str, Any]], over_seeds: Mapping[tuple[str, Keep], Float[np.ndarray, " resamples"]]
+def over_runs(retained: Sequence[float]) -> dict[str, Any]:
+    """What a summary row says of the retentions of one method's runs."""
+    several = len(retained) > 1
+    return {
+        "retention": statistics.fmean(retained),
+        **({"retention_std": statistics.stdev(retained)} if several else {}),
+        "ci_over": "seeds and questions" if several else "questions",
+        "n_seeds": len(retained),
+    }
+
+
+def leads_of(cells: Collection[Cell], versus: str | None) -> list[Cell]:
+    """Of the methods and budgets those that `versus` is compared with: it has the same budget."""
+    known = set(cells)
+    return [(method, keep) for method, keep in cells if method != versus and (versus or "", keep) in known]
+
+
+def enough_resamples(num_leads: int) -> int:
+    """Of the smallest p that resamples can give, as many as there are leads must stay below the level."""
+    return max(RESAMPLES, round(5 / LEVEL) * num_leads)
+
+
+def add_intervals(
+    rows: Sequence[dict[str, Any]], over_seeds: Mapping[Cell, Float[np.ndarray, " resamples"]], versus: str | None
 ) -> None:
+    """Give every summary row its interval, its lead where it has one, and the mark of the best and the second.
+
+    Args:
+        over_seeds: By method and budget its retention in every resample.
+    """
+    by_cell = {(row["method"], row["keep"]): row for row in rows}
+    for cell, row in by_cell.items():
+        row["ci95"] = interval(over_seeds[cell])
+    ahead = {cell: over_seeds[versus or "", cell[1]] - over_seeds[cell] for cell in leads_of(by_cell, versus)}
+    corrected = holm([two_sided_p(values) for values in ahead.values()])
+    for (cell, values), p in zip(ahead.items(), corrected, strict=True):
+        low, high = interval(values)
+        row = by_cell[cell]
+        row |= {
+            "versus": versus,
+            "lead": by_cell[versus or "", cell[1]]["retention"] - row["retention"],
+            "lead_ci95": [low, high],
+            "lead_p": p,
+            "lead_holds": p < LEVEL and not low <= 0 <= high,
+        }
+    for keep in dict.fromkeys(keep for _, keep in by_cell):
+        _rank([row for row in rows if row["keep"] == keep], over_seeds)
+
+
+def _rank(rows: Sequence[dict[str, Any]], over_seeds: Mapping[Cell, Float[np.ndarray, " resamples"]]) -> None:
     """Mark the best method of a budget, and the second, where the interval of its lead over all below leaves 0 out.
 
     To be ahead of all is to pass every one of these tests, so their number asks for no correction.
@@ -196,7 +222,7 @@ def repeat_scatter(
     return found
 
 
-def _joined_origin(places: Sequence[Place], origins: Origins) -> dict[str, str]:
+def joined_origin(places: Sequence[Place], origins: Origins) -> dict[str, str]:
     """What the runs of a summary row say of where they come from; where they differ, each once."""
     joined: dict[str, str] = {}
     for key in ORIGIN_KEYS:

@@ -36,6 +36,7 @@ from diffprune.model import PrunedVLM
 from diffprune.results import write_results
 from diffprune.types import parse_budgets, require_distinct
 
+OF_TASKS = ("world_seed", "split", "questions", "sizes")  # settings that a file of questions has no use for
 TOKENS, TOKENS_OF_FILES = 8, 32  # of the longest answer
 
 
@@ -92,11 +93,11 @@ class Session:
         self.shard = parse_shard(asked.shard) if asked.shard else None
         if asked.hard and DOWNSCALE not in split_methods(asked.methods):
             raise ValueError(f"--hard compares with {DOWNSCALE}, which is not among the methods; add it to --methods")
-        if asked.world_seed and asked.data is not None:
-            raise ValueError(
-                f"--world-seed {asked.world_seed} is for tasks that are drawn, not for --data; leave it out"
-            )
         if asked.data is not None:
+            for name in OF_TASKS:
+                if (given := getattr(asked, name)) != getattr(Asked(), name):
+                    option = name.replace("_", "-")
+                    raise ValueError(f"--{option} {given} is for --tasks, not for --data; leave it out")
             self.questions: Questions = read_questions(asked.data)
         else:
             self.questions = build_tasks(
@@ -199,17 +200,18 @@ class Session:
         sentences: list[str],
     ) -> Outcome:
         asked, answers = self.asked, sheet.answers
+        origins = origins_of([one.entry for one in answers[1:]], saved)
         rows = quality_rows(
             answers,
             answers[0],
             versus=asked.versus or None,
             chance=sheet.chance,
             notes=sheet.notes,
-            origins=origins_of([one.entry for one in answers[1:]], saved),
+            origins=origins,
         )
         if asked.hard:
             if any(one.entry.method == DOWNSCALE for one in answers):
-                more, few = hard_rows(answers, versus=asked.versus or None)
+                more, few = hard_rows(answers, versus=asked.versus or None, origins=origins)
                 rows, sentences = rows + more, sentences + few
             else:
                 sentences = [*sentences, f"no question can be called hard: {DOWNSCALE} has no row"]

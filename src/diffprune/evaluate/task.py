@@ -90,13 +90,16 @@ def _exact(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Sco
     return metrics.mean([100.0 * value for value in found])
 
 
+def _options(questions: Sequence[Question]) -> list[int]:
+    return [len(question.choices or "ABCD") for question in questions]
+
+
 def _choice(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
-    options = [len(question.choices or "ABCD") for question in questions]
-    return metrics.choice_accuracy(outputs, _answers(questions), options)
+    return metrics.choice_accuracy(outputs, _answers(questions), _options(questions))
 
 
 def _circular(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
-    return metrics.circular_accuracy(outputs, _answers(questions), _groups(questions))
+    return metrics.circular_accuracy(outputs, _answers(questions), _groups(questions), _options(questions))
 
 
 def _pope(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Scored:
