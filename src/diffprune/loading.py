@@ -329,6 +329,11 @@ def may_be_on_hub(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/"))
 
 
+def served_name(source: str) -> str:
+    """Under which requests ask for a model, by either engine: a folder's own name, or the hub id."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
 def hub_id(name: str) -> str:
     """The hub's name of a preset (`llava-1.5-7b`); any other name is its own."""
     for family in () if "/" in name else BACKBONES.names():  # a path needs no other family than its own

@@ -59,6 +59,13 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "no image": ({"messages": shown(as_uri(b"plainly no image"))}, 400, "no image that can be read"),
     "cut off": ({"messages": shown(as_uri(png(tiny.picture(1, (300, 300)))[:9000]))}, 400, "cut short"),
     "bomb": ({"messages": shown(as_uri(bomb(10_000, 10_000)))}, 400, "10000 x 10000|too large|bomb"),
+    "empty": (
+        {"messages": shown("data:image/png;base64,")},
+        400,
+        "a file of 0 bytes is no image that can be read; known",
+    ),
+    "shouted data": ({"messages": shown("DATA:image/png;base64,AAAA")}, 400, "a file of 3 bytes is no image"),
+    "long path": ({"messages": shown("/" + "a" * 999)}, 400, "/" + "a" * 199 + "', and files are not read here"),
     "no base64": ({"messages": shown("data:image/png;base64,!!!")}, 400, "data URL"),
     "address": ({"messages": shown("http://example.com/a.png")}, 400, "nothing is fetched"),
     "shouted address": ({"messages": shown("HTTP://example.com/a.png")}, 400, "nothing is fetched"),
@@ -89,8 +96,9 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "keep of full": ({"diffprune": {"keep": 5, "method": "full"}}, 400, "needs a method that chooses"),
     "method": ({"diffprune": {"method": "nothing"}}, 400, "'nothing' is not served"),
     "learned method": ({"diffprune": {"method": "diffprune"}}, 400, "'diffprune' is not served"),
-    "pruning": ({"diffprune": {"budget": 5}}, 400, "diffprune.budget"),
-    "no messages": ({"messages": []}, 400, "messages"),
+    "pruning": ({"diffprune": {"budget": 5}}, 400, "there is no field 'diffprune.budget'; leave it out"),
+    "pruning by number": ({"diffprune": 5}, 400, "diffprune: Input should be an object, not 5"),
+    "no messages": ({"messages": []}, 400, "messages: List should have at least 1 item after validation, not 0"),
     "messages": ({"messages": "hello"}, 400, "messages"),
     "role": ({"messages": [{"role": "wizard", "content": "hello"}]}, 400, "'wizard'"),
     "no content": ({"messages": [{"role": "user"}]}, 400, "role and content"),
@@ -98,11 +106,22 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "audio": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "neither text nor an image"),
     "half a pair": ({"messages": [question("\ud800")]}, 400, "no text"),
     "tokens": ({"max_tokens": 65}, 400, "max_tokens=65 is more than the 64"),
+    "completion tokens": ({"max_tokens": None, "max_completion_tokens": 65}, 400, "max_completion_tokens=65 is more"),
     "no tokens": ({"max_tokens": 0}, 400, "max_tokens"),
     "long": ({"messages": [question("long " * 1000)], "max_tokens": 8}, 400, "context holds"),
     "far too long": ({"messages": [question("long " * 60_000)]}, 400, "characters"),
     "temperature": ({"temperature": 3}, 400, "temperature"),
-    "stop": ({"stop": ""}, 400, "stop"),
+    "long without a length": (
+        {"messages": [question("long " * 1000)], "max_tokens": None},
+        400,
+        "answer at least 1, and",
+    ),
+    "stop": ({"stop": ""}, 400, "stop='' is no stop"),
+    "stops": (
+        {"stop": ["a", ""]},
+        400,
+        "stop=['a', ''] is no stop; give a text, or a list of up to 16 texts, none empty",
+    ),
     "two answers": ({"n": 2}, 400, "n=2 cannot be obeyed"),
     "tools": ({"tools": [{"type": "function"}]}, 400, "tools"),
     "unknown field": ({"keep": 64}, 400, "no field 'keep'"),
@@ -121,6 +140,7 @@ def test_what_is_wrong_is_said_and_the_server_lives_on(server: Running, stream: 
         assert any(word in error["message"] for word in words.split("|")), (name, body)
         assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
         assert "Traceback" not in error["message"] and len(error["message"]) < 2100
+        assert " object at 0x" not in error["message"], "addresses in memory are nobody's business"
     assert server.post(CHAT, GOOD)[0] == 200
     assert server.server.num_open == 0
 
@@ -142,11 +162,32 @@ def test_bodies_that_are_none(server: Running) -> None:
             status, _, found = server.send("POST", path, body, headers)
             assert status == wanted, (body[:20], path, found)
             assert json.loads(found)["error"]["message"]
-    status, _, found = server.post("/v1/diffprune/select", {"image": "/etc/passwd"})
-    assert status == 400 and "files are not read here" in found["error"]["message"]
-    status, _, found = server.post("/v1/diffprune/select", {"image": data_uri(PICTURE), "method": "fastv", "keep": 2})
-    assert status == 400 and "inside the language model" in found["error"]["message"]
+    status, _, found = server.send("POST", CHAT, b"null")
+    assert status == 400 and "the body is None; send a JSON object" in json.loads(found)["error"]["message"]
     assert server.post(CHAT, GOOD)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"image": "/etc/passwd"}, "image", "the image names the file '/etc/passwd', and files are not read here"),
+        ({"image": ""}, "image", "the image names the file ''"),
+        ({"image": "https://example.com/a.png"}, "image", "nothing is fetched"),
+        ({"image": as_uri(b"nothing")}, "image", "the data URL of the image"),
+        ({"keep": 0}, "keep", "keep=0 keeps nothing"),
+        ({"keep": [2]}, "keep", "keep=[2] is no budget; give tokens (64) or a share (0.111)"),
+        ({"method": "full"}, "keep", "needs a method that chooses"),
+        ({"method": "nothing"}, "method", "'nothing' is not served"),
+        ({"method": "fastv"}, None, "inside the language model"),
+        ({"text": "long " * 60_000}, "text", "text: 300000 characters are far more"),
+        ({"question": "what?"}, "question", "there is no field 'question'; leave it out"),
+    ],
+)
+def test_what_is_wrong_with_a_selection_names_its_field(
+    server: Running, change: dict[str, Any], param: str | None, words: str
+) -> None:
+    status, _, found = server.post("/v1/diffprune/select", {"image": data_uri(PICTURE), "keep": 2, **change})
+    assert status == 400 and words in found["error"]["message"] and found["error"]["param"] == param
 
 
 def test_one_bad_request_does_not_spoil_the_batch_it_is_in(server: Running) -> None:
@@ -224,6 +265,13 @@ def test_pictures_of_allowed_hosts_alone_and_no_way_round() -> None:
 
 
 def test_settings_that_make_no_sense() -> None:
-    for wrong in ({"batch": 0}, {"queue": -1}, {"timeout": 0.0}, {"token": ""}, {"token": "a\nb"}):
+    for wrong in (
+        {"batch": 0},
+        {"queue": -1},
+        {"timeout": 0.0},
+        {"timeout": float("inf")},
+        {"token": ""},
+        {"token": "a\nb"},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Settings(**wrong)

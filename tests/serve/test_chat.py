@@ -63,6 +63,8 @@ def test_a_batch_of_budgets_turns_and_pictures_answers_as_its_requests_offline(s
     alone = server.ask(*ASKED[0][:1], max_completion_tokens=9)
     assert alone.choices[0].message.content == answers[0].choices[0].message.content  # the server's own budget is 5
     assert alone.diffprune["batch"] == 1
+    other = server.ask(*ASKED[0][:1], method="feature_norm", max_tokens=9)
+    assert other.usage.visual_tokens_kept == 5  # by another method too
     full = server.ask(*ASKED[0][:1], method="full", max_tokens=9)
     assert full.usage.prompt_tokens - alone.usage.prompt_tokens == 16 - 5 == full.usage.visual_tokens_kept - 5
     assert full.choices[0].message.content == offline(pruned("llava"), ASKED[0][0], None, 9)
@@ -187,6 +189,10 @@ def test_models_health_and_unknown_paths(served: Any) -> None:
     status, _, body = server.send("GET", "/v1/nothing")
     assert status == 404 and "not served" in json.loads(body)["error"]["message"]
     assert server.send("DELETE", "/v1/models")[0] == 405
+    for path in ("/", "/health", "/v1/models"):
+        status, headers, body = server.send("HEAD", path)
+        assert status == 200 and body == b"" and int(headers["content-length"]) > 0
+    assert server.send("HEAD", "/v1/chat/completions")[0] == 405  # there is no GET
 
 
 def test_a_token_is_asked_for_and_time_is_limited() -> None:

@@ -99,6 +99,8 @@ def test_options_of_one_engine_are_refused_by_the_other(capsys: pytest.CaptureFi
     assert "--batch, --fast of our own server are unknown to vLLM" in capsys.readouterr().err
     assert _run(["serve", "--engine", "own", "--dry-run", "--engine-args", "--seed 1"]) == 2
     assert "--engine-args '--seed 1' is for vLLM" in capsys.readouterr().err
+    assert _run(["serve", "--engine", "vllm", "--dry-run", "--engine-args", "--seed '1"]) == 2
+    assert "cannot be split (No closing quotation); close every quote" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,19 @@ def test_a_picture_is_uploaded_asked_about_and_pruned_by_the_keyboard_alone(
     assert asked_for and all(url.startswith(f"{server.url}/") for url in asked_for)
 
 
+def test_a_file_that_is_no_picture_is_told_and_not_shown(server: Running, browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    browser.open(f"{server.url}/")
+    browser.wait(f"{LIT}.length === 5")
+    browser.choose_file("#file", tmp_path / "bad.png")
+    browser.wait("document.getElementById('status').textContent.startsWith('the data URL of the image')")
+    assert browser.evaluate("document.querySelectorAll('.card').length") == 0
+    browser.evaluate("document.querySelector('#examples button').click()")
+    browser.wait(f"{LIT}.length === 5")
+    assert browser.evaluate("document.getElementById('file').value") == ""  # so that the same file can be chosen again
+    assert browser.evaluate("document.getElementById('status').textContent") == ""
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_names_contrast_and_width(server: Running, browser: Browser, width: int, scheme: str) -> None:
     browser.errors.clear()

@@ -138,5 +138,6 @@ def test_the_engine_command_is_printed(tmp_path: Path, capsys: pytest.CaptureFix
     assert _run(arguments) == 0
     line = capsys.readouterr().out
     assert "vllm" in line and str(folder) in line and json.dumps("divprune") in line
-    assert _run(["serve", "--engine", "own", "--dry-run"]) == 0
-    assert "our own server" in capsys.readouterr().out
+    assert " --served-model-name tiny " in line  # as of our own server, so that clients ask alike
+    assert _run(["serve", "--engine", "own", "--dry-run", "--model", str(folder)]) == 0
+    assert "our own server would serve tiny on" in capsys.readouterr().out

@@ -6,7 +6,6 @@ import inspect
 import os
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +18,7 @@ from diffprune.cli import (
     announce,
     announce_loading,
     choose_device,
+    collector_at_rest,
     describe_model,
 )
 from diffprune.extras import is_installed, require
@@ -96,7 +96,10 @@ def command(
         given = {**own_only, "fast": fast, "device": device, "allow_host": allow_host}
         _refuse_own_options(given)
         served = {"model": model or ("scenes-llava" if pruner == "none" else None), "method": method}
-        more = shlex.split(engine_args)
+        try:
+            more = shlex.split(engine_args)
+        except ValueError as error:
+            raise ValueError(f"--engine-args {engine_args!r} cannot be split ({error}); close every quote") from None
         _start_engine(pruner, served, keep, host=host, port=port, name=name, token=token, dry_run=dry_run, more=more)
         return
     if engine_args:
@@ -144,7 +147,6 @@ def _start_engine(
     if not dry_run:
         require_engine()  # of a version that is known to work
     budget = None if keep is None else Budget.parse(keep).keep
-    options["name"] = options["name"] or None
     line = vllm_command(pruner, keep=budget, check_base=not dry_run, **served, **options)
     print(shlex.join(line), flush=True)
     if not dry_run:
@@ -174,12 +176,13 @@ def run_own(
         opens: Open the page in a browser once it is there.
         limits: Of `serve.settings.Settings`.
     """
+    from diffprune.loading import served_name
     from diffprune.serve.settings import Settings
 
     settings = Settings(**limits)
     require("serve")
     source = (model or "scenes-llava") if pruner == "none" else pruner
-    name = name or (Path(source).resolve().name if Path(source).is_dir() else source)
+    name = name or served_name(source)
     if dry_run:
         print(f"vLLM is not used: our own server would serve {name} on {host}:{port}, {settings.batch} at a time")
         return
@@ -194,9 +197,10 @@ def run_own(
 
     with listen(host, port) as made:  # before minutes are spent on loading
         announce_loading(source)
-        from diffprune.api import load_vlm
+        with collector_at_rest():
+            from diffprune.api import load_vlm
 
-        vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
+            vlm = load_vlm(pruner, model=model, method=method, keep=keep, device=choose_device(device))
         announce(describe_model(name, vlm.base, method=vlm.method.name, keep=vlm.budget.keep))
         if fast:
             try:

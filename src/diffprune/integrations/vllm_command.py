@@ -25,7 +25,7 @@ from diffprune.integrations.vllm_settings import (
     refuse_method,
     rope_sections,
 )
-from diffprune.loading import describe_base, describe_processor, hub_id, source_of
+from diffprune.loading import describe_base, describe_processor, hub_id, served_name, source_of
 from diffprune.saved_pruners import refuse_other_base
 
 
@@ -144,7 +144,7 @@ def command(
     served = describe_served(pruner, **settings)
     if check_base and pruner != "none" and not settings.get("allow_other_base"):
         require_base(pruner, served)
-    called = name or (str(settings.get("model")) if pruner == "none" else pruner)
+    called = name or served_name(str(settings.get("model")) if pruner == "none" else pruner)
     out = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", served.model]
     out += ["--revision", served.revision] if served.revision is not None else []
     out += ["--served-model-name", called, "--host", host, "--port", str(port)]

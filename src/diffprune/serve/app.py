@@ -319,7 +319,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 class Counted:
-    """Counts the answers by path and status; around everything, so that none is missed."""
+    """Counts the answers by path and status, around everything, so that none is missed; takes HEAD for GET."""
 
     def __init__(self, app: Any, server: Server) -> None:
         self.app, self.server = app, server
@@ -328,6 +328,8 @@ class Counted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # uvicorn leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def counting(message: Any) -> None:
             if message["type"] == "http.response.start":

@@ -40,16 +40,16 @@ def with_pictures(messages: Sequence[Any], *, most: int, hosts: Sequence[str], m
     ]
     if len(parts) > most:
         raise ValueError(f"{len(parts)} pictures are more than the {most} of a request; send fewer")
-    fetched = {id(part): _fetched(part, hosts, max_bytes) for part in parts}
+    found = {id(part): fetched(part, hosts, max_bytes) for part in parts}
     out: list[Any] = []
     for message in messages:
         if isinstance(message, Mapping) and isinstance(message.get("content"), list):
-            message = {**message, "content": [fetched.get(id(part), part) for part in message["content"]]}
+            message = {**message, "content": [found.get(id(part), part) for part in message["content"]]}
         out.append(message)
     return out, len(parts)
 
 
-def _fetched(part: Mapping[str, Any], hosts: Sequence[str], max_bytes: int) -> Mapping[str, Any]:
+def fetched(part: Mapping[str, Any], hosts: Sequence[str], max_bytes: int) -> Mapping[str, Any]:
     """The part as it is, or where it names an address with what lies there."""
     source: Any = next((part[key] for key in PICTURE_KEYS if part.get(key) is not None), None)
     if isinstance(source, Mapping):

@@ -6,10 +6,10 @@ Runs in threads beside the model's; nothing here touches it but its chat templat
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from diffprune.backbones.messages import read_talks
+from diffprune.backbones.messages import read_picture, read_talks
 from diffprune.registry import METHODS
 from diffprune.serve.errors import ApiError
-from diffprune.serve.pictures import with_pictures
+from diffprune.serve.pictures import fetched, with_pictures
 from diffprune.serve.rows import Wish
 from diffprune.serve.schema import ChatRequest, Pruning, parse_chat, parse_json, parse_select
 from diffprune.serve.settings import Settings
@@ -49,15 +49,16 @@ class Reader:
                 param="model",
                 code="model_not_found",
             )
-        wanted = request.max_completion_tokens or request.max_tokens
+        named = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        wanted = getattr(request, named)
         if wanted is not None and wanted > self.settings.max_new_tokens:
             raise ApiError(
                 400,
-                f"max_tokens={wanted} is more than the {self.settings.max_new_tokens} of an answer here; ask for fewer",
-                param="max_tokens",
+                f"{named}={wanted} is more than the {self.settings.max_new_tokens} of an answer here; ask for fewer",
+                param=named,
             )
         pruning = request.diffprune or Pruning(keep=None, method=None)
-        method = self._method(pruning.method)
+        method = self._method(pruning.method, "diffprune.method")
         try:
             messages = [_known_role(message) for message in request.messages]
             messages, number = with_pictures(
@@ -66,12 +67,12 @@ class Reader:
                 hosts=self.settings.hosts,
                 max_bytes=self.settings.max_body,
             )
-            keep = self._keep(pruning.keep, method, number)
+            keep = self._keep(pruning.keep, method, number, "diffprune.keep")
             (talk,) = read_talks(messages, files=False)
             prompt = self.worker.backbone.lay_out(talk)
         except ValueError as error:
             raise ApiError(400, " ".join(str(error).split())[:2000], param="messages") from None
-        self._check_length(prompt)
+        self._check_length(prompt, "messages")
         stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
         wish = Wish(
             max_tokens=wanted,
@@ -97,16 +98,13 @@ class Reader:
     def select(self, body: bytes) -> Callable[[Callable[[Any], None]], Job]:
         """What makes the job of a selection of a listener."""
         request = parse_select(parse_json(body))
-        method = self._method(request.method)
-        message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": request.image}}]}
+        method, keep = self._method(request.method, "method"), self._keep(request.keep, request.method, 1, "keep")
+        self._check_length(request.text, "text")
         try:
-            keep = self._keep(request.keep, method, 1)
-            messages, _ = with_pictures([message], most=1, hosts=self.settings.hosts, max_bytes=self.settings.max_body)
-            (talk,) = read_talks(messages, files=False)
+            part = fetched({"type": "image", "image": request.image}, self.settings.hosts, self.settings.max_body)
+            picture = read_picture(part["image"], "the image", files=False)
         except ValueError as error:
-            raise ApiError(400, " ".join(str(error).split())[:2000]) from None
-        self._check_length(request.text)
-        (picture,) = talk.pictures
+            raise ApiError(400, " ".join(str(error).split())[:2000], param="image") from None
 
         def run(vlm: Any) -> dict[str, Any]:
             budget = self.worker.vlm.budget.keep if keep is None else keep
@@ -126,20 +124,18 @@ class Reader:
 
         return lambda tell: Job(tell=tell, method=method, run=run)
 
-    def _method(self, name: str | None) -> str | None:
-        """The method that is asked for; None where it is the server's own."""
+    def _method(self, name: str | None, param: str) -> str | None:
+        """The method that is asked for in that field; None where it is the server's own."""
         if name is None or name == self.methods[0]:
             return None
         if name not in self.methods:
             raise ApiError(
-                400,
-                f"method {name[:100]!r} is not served; there are {', '.join(self.methods)}",
-                param="diffprune.method",
+                400, f"method {name[:100]!r} is not served; there are {', '.join(self.methods)}", param=param
             )
         return name
 
-    def _keep(self, keep: Any, method: str | None, num_pictures: int) -> Any:
-        """The budget, checked."""
+    def _keep(self, keep: Any, method: str | None, num_pictures: int, param: str) -> Any:
+        """The budget of that field, checked."""
         if keep is None:
             return None
         each = keep if isinstance(keep, list) else [keep]
@@ -154,19 +150,19 @@ class Reader:
             if isinstance(keep, list) and len(keep) != num_pictures:
                 raise ValueError(f"keep={keep} holds {len(keep)} budgets for {num_pictures} pictures; give one each")
             if (method or self.methods[0]) == "full":
-                raise ValueError(f"keep={keep} needs a method that chooses; name one in diffprune.method")
+                raise ValueError(f"keep={keep} needs a method that chooses; name one beside it")
         except ValueError as error:
-            raise ApiError(400, str(error)[:500], param="diffprune.keep") from None
+            raise ApiError(400, str(error)[:500], param=param) from None
         return keep
 
-    def _check_length(self, text: str) -> None:
+    def _check_length(self, text: str, param: str) -> None:
         most = None if self.worker.context is None else self.worker.context * CHARACTERS_PER_TOKEN
         if most is not None and len(text) > most:
             raise ApiError(
                 400,
-                f"the messages have {len(text)} characters, far more than a context of {self.worker.context} tokens "
-                "holds; shorten them",
-                param="messages",
+                f"{param}: {len(text)} characters are far more than a context of {self.worker.context} tokens holds; "
+                "shorten it",
+                param=param,
                 code="context_length_exceeded",
             )
 

@@ -65,6 +65,7 @@ MESSAGE: dict[str, Any] = {
         },
     },
 }
+STOPS = 16  # texts at which an answer may end
 Number = StrictInt | StrictFloat
 Count = Annotated[StrictInt, Field(ge=1)]
 
@@ -97,7 +98,7 @@ class ChatRequest(BaseModel):
     max_completion_tokens: Count | None = None
     stop: (
         Annotated[StrictStr, Field(min_length=1)]
-        | Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(max_length=16)]
+        | Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(max_length=STOPS)]
         | None
     ) = None
     temperature: Annotated[StrictFloat | StrictInt, Field(ge=0, le=2)] | None = None
@@ -127,7 +128,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ApiError(400, f"the body is no JSON in UTF-8 ({str(error)[:200]}); send a JSON object") from None
     if not isinstance(found, dict):
-        raise ApiError(400, f"the body is a JSON {type(found).__name__}; send an object")
+        raise ApiError(400, f"the body is {_short(found)}; send a JSON object")
     return found
 
 
@@ -139,9 +140,7 @@ def parse_chat(found: dict[str, Any]) -> ChatRequest:
             continue
         if name in NEUTRAL:
             raise ApiError(400, f"{name}={_short(value)} cannot be obeyed here; leave it out", param=name)
-        raise ApiError(
-            400, f"there is no field {name[:100]!r}; leave it out", param=name[:100], code="unknown_parameter"
-        )
+        raise _unknown(name)
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_completion_tokens")
     if request.stream_options is not None and not request.stream:
@@ -160,13 +159,26 @@ def _validated(kind: type[Any], found: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(step) for step in first["loc"] if not _is_type(step))
+        if first["type"] == "extra_forbidden":
+            raise _unknown(where) from None
         if "keep" in first["loc"]:  # pydantic would ask for an integer, which is but one of its forms
             forms = "tokens (64) or a share (0.111)" + (
                 ", or a list with one for each picture" if kind is ChatRequest else ""
             )
             raise ApiError(400, f"{where}={_short(first['input'])} is no budget; give {forms}", param=where) from None
-        given = "" if first["type"] == "missing" else f", not {_short(first['input'])}"
-        raise ApiError(400, f"{where or 'the body'}: {first['msg']}{given}", param=where or None) from None
+        if "stop" in first["loc"]:  # likewise
+            raise ApiError(
+                400,
+                f"stop={_short(first['input'])} is no stop; give a text, or a list of up to {STOPS} texts, none empty",
+                param="stop",
+            ) from None
+        said = "Input should be an object" if first["type"] in ("model_type", "dict_type") else first["msg"]
+        given = "" if first["type"] in ("missing", "too_short") else f", not {_short(first['input'])}"
+        raise ApiError(400, f"{where}: {said}{given}", param=where) from None
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(400, f"there is no field {name[:100]!r}; leave it out", param=name[:100], code="unknown_parameter")
 
 
 def _is_type(step: object) -> bool:

@@ -1,5 +1,6 @@
 """What the server allows: sizes, lengths, times, and who may ask."""
 
+import math
 from dataclasses import dataclass, fields
 
 
@@ -34,8 +35,8 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and field.name != "linger" and not value > 0:
-                raise ValueError(f"{field.name}={value} lets nothing through; give a number above 0")
+            if isinstance(value, int | float) and field.name != "linger" and not 0 < value < math.inf:
+                raise ValueError(f"{field.name}={value} is no limit; give a number above 0")
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise ValueError("the token is empty or holds what a header cannot; give letters and digits")
 

@@ -266,10 +266,11 @@ class Worker:
         new = job.wish.max_tokens or 1
         if self.context is None or length + new <= self.context:
             return True
+        answer = "at least 1" if job.wish.max_tokens is None else f"up to {new}"
         job.tell(
             ApiError(
                 400,
-                f"the prompt has {length} tokens and max_tokens asks for {new} more, and the model's context holds "
+                f"the prompt has {length} tokens before pruning and its answer {answer}, and the model's context holds "
                 f"{self.context}; shorten the messages, send fewer or smaller pictures, or ask for less",
                 param="messages",
                 code="context_length_exceeded",
@@ -289,7 +290,7 @@ class Worker:
             return None
         out: list[int | float] = []
         for job in jobs:
-            keep = vlm.budget.keep if job.keep is None else job.keep
+            keep = self.vlm.budget.keep if job.keep is None else job.keep
             out += keep if isinstance(keep, list) else [keep] * len(job.pictures)
         return out
 

@@ -22,7 +22,7 @@ async function call(path, body) {
   const answer = await fetch(path, body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body) });
   const found = await answer.json();
   if (answer.status === 401) $("gate").hidden = false;
-  if (!answer.ok) throw new Error(found.error.message);
+  if (!answer.ok) throw Object.assign(new Error(found.error.message), { param: found.error.param });
   return found;
 }
 
@@ -49,8 +49,9 @@ async function upload(file) {
   const reader = new FileReader();
   reader.onload = async () => {
     const key = `own-${await keyOf(reader.result)}`;
-    try { localStorage.setItem(key, reader.result); } catch { /* too large to be brought back by a link */ }
     await take(reader.result, key);
+    if (state.key !== key || !state.picture) return;
+    try { localStorage.setItem(key, reader.result); } catch { /* too large to be brought back by a link */ }
   };
   reader.onerror = () => say("the file cannot be read; choose another", true);
   reader.readAsDataURL(file);
@@ -81,6 +82,7 @@ async function choose() {
     state.answers = state.answers.of === asking() ? state.answers : {};
     say("");
   } catch (error) {
+    if (number === newest && error.param === "image") state.picture = ""; // it cannot be shown either
     if (number === newest) say(error.message, true);
   }
   if (number === newest) draw();
@@ -126,8 +128,7 @@ function card(method, number) {
 function draw() {
   $("kept").textContent = state.most ? `${budget()} of ${state.most}` : "0";
   for (const button of $("views").children) button.setAttribute("aria-pressed", String(button.dataset.view === state.view));
-  if (!state.picture) return;
-  const shown = methods();
+  const shown = state.picture ? methods() : [];
   if (state.answers.full && !shown.includes("full")) shown.unshift("full");
   $("cards").replaceChildren(...shown.map(card));
   const rows = shown.filter((method) => state.answers[method]).map((method) => {
@@ -201,7 +202,7 @@ async function start() {
   if (names[0] === "full" && names.includes("divprune")) $("method").value = "divprune";
   $("examples").replaceChildren(...state.examples.map(({ name, image, question }) => {
     const button = make("button", { type: "button", "data-key": name, "aria-pressed": "false", "aria-label": `Example: ${name}` }, make("img", { src: image, alt: "" }));
-    button.addEventListener("click", () => { $("question").value = question; take(image, name); });
+    button.addEventListener("click", () => { $("question").value = question; $("file").value = ""; take(image, name); });
     return button;
   }));
   await recall();
