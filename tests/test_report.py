@@ -118,6 +118,18 @@ def found(name: str, rows: list[dict[str, Any]]) -> Results:
     )
 
 
+def test_rows_of_several_runs_stand_in_a_table_for_each_run():
+    wide = {f"key{place}": place for place in range(9)}
+    rows = [
+        {"name": name, "ours_ms": 1.0, "device": device, "command": f"measure {device}", **wide}
+        for device in ("cpu", "gpu")
+        for name in ("first", "second")
+    ]
+    page = render_tables(rows)
+    assert page.count("| first |") == 2 and page.count("| name |") == 2 and "| device |" not in page
+    assert "In all rows: " in page and "device cpu" in page and "command `measure gpu`" in page
+
+
 def test_a_readme_block_can_be_short():
     rows = [
         {**ROW, "method": "full", "path": "eager", "batch": 1, "ttft_ms": 30.0, "encode_ms": 9.0},
@@ -239,3 +251,10 @@ def test_many_plain_rows_are_one_number_by_its_conditions():
     models = [{**row, "backbone": name} for name in ("tiny", "small") for row in rows]
     assert "| method | tiny, keep 0.25 | tiny, keep 0.5 | small, keep 0.25 |" in render_tables(models)
     assert "60 rows." in render_tables([{"own": index} for index in range(60)])
+
+
+def test_a_method_that_tables_call_otherwise_is_explained_where_it_is_there():
+    rows = [{"method": "cls_attention", "keep": 64, "retention": 90.0}]
+    page = render_page({"x": found("x", rows)})
+    assert "| fastervlm | 90.0 |" in page and "`fastervlm` is also known as `cls_attention`." in page
+    assert "also known as" not in render_page({"x": found("x", [row | {"method": "random"} for row in rows])})

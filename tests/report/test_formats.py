@@ -57,6 +57,7 @@ def test_a_folder_of_one_s_own_becomes_a_page_with_figures(own: Path, tmp_path: 
     assert "| diffprune | bridge, top-k | 99.0 (98.0 to 100.0) | 97.0 (96.0 to 98.0) |" in page
     assert "![quality](f/quality-retention.png)" in page and "![quality](f/quality-time.png)" in page
     assert "passed over" in capsys.readouterr().err
+    assert f"files in `{own.name}`" in page and "holov-paper" not in page  # no word of methods that it has no row of
     for name in ("quality-retention", "quality-time"):
         with Image.open(tmp_path / "f" / f"{name}.png") as picture:
             assert picture.width > 1000

@@ -92,3 +92,52 @@ def test_two_names_of_one_rule_are_one_row_and_variants_have_names() -> None:
     assert page.count("fastervlm") == 1 and "cls_attention" not in page
     assert "| holov-paper | 90.0 |" in page and "| holov | 90.0 |" in page
     assert "| fastervlm | 90.0 |" in render_tables([row("cls_attention")])
+
+
+def test_of_a_lead_over_nearly_all_the_exceptions_are_named() -> None:
+    lead = {"versus": "ours", "lead_ci95": [0.0, 1.0], "ci95": [1.0, 2.0], "ci_over": "questions", "lead_p": 0.01}
+    far = [row(f"m{place}", lead=float(place), lead_holds=True, **lead) for place in range(1, 9)]
+    page = render_tables([row("ours"), *far])
+    assert "ours is ahead of: at 64 all 8 others (1.0 to 8.0). ours is behind: none." in page
+    near = [row(name, lead=0.1, lead_holds=False, **lead) for name in ("near", "level")]
+    assert "ahead of: at 64 all 10 others but near, level (1.0 to 8.0)." in render_tables([row("ours"), *far, *near])
+    assert "at 64 m1 (1.0), m2 (2.0)." in render_tables([row("ours"), *far[:2], *near])  # a short list is told
+
+
+def test_whether_the_smaller_picture_wins_is_said_above_the_table_with_its_tokens_below() -> None:
+    lead = {"versus": "downscale", "lead_ci95": [-9.0, -1.0], "lead_p": 0.01, "lead_holds": True, "backbone": "a"}
+    rows = [
+        row("downscale", 8, 60.0, num_kept=6.25, backbone="a"),
+        row("random", 8, 65.0, lead=-5.0, num_kept=8, **lead),
+        row("random", 8, 40.0, num_hard=60, backbone="a", tasks="hard"),
+    ]
+    page = render_tables(rows)
+    said = "downscale is ahead of: none. downscale is behind: at 8 random (5.0)."
+    assert page.count(said) == 1 and page.index(said) < page.index("| method |")
+    assert "Tokens of a smaller picture of a: 6.2 at 8 (others 8.0)." in page
+    assert "Hard questions of a: 60 at 8." in page and page.count("Hard questions") == 1
+
+
+def test_both_rules_of_positions_are_rows_of_a_method_the_full_model_packed_among_them() -> None:
+    lead = {"versus": "original", "lead": 20.0, "lead_ci95": [18.0, 22.0], "lead_p": 0.01, "lead_holds": True}
+    page = render_tables(
+        [
+            row("full", 1.0, 100.0, positions="original"),
+            row("full", 1.0, 80.0, positions="packed", **lead),
+            row("random", 64, 90.0, positions="original"),
+            row("random", 64, 70.0, positions="packed", **lead),
+        ]
+    )
+    assert "| method | positions | keep 1.0 | keep 64 |" in page and "| full | packed | 80.0 | - |" in page
+    assert "| random | original | - | 90.0 |" in page and "| full | original" not in page
+    assert (
+        "Holm's correction over the budgets of each method): original positions are ahead of: at 1.0 full (20.0)"
+        in page
+    )
+
+
+def test_leads_of_several_models_are_told_model_by_model() -> None:
+    lead = {"versus": "ours", "lead_ci95": [1.0, 9.0], "lead_p": 0.01, "lead_holds": True}
+    rows = [row("ours", backbone=name) for name in "ab"] + [row("m", lead=5.0, backbone=name, **lead) for name in "ab"]
+    page = render_tables(rows)
+    assert "a: Leads that hold" in page and "b: Leads that hold" in page

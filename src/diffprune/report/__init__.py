@@ -17,24 +17,29 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.report.printed import printed_block
+from diffprune.report.quality import name_rows
 from diffprune.report.tables import render_short, render_tables
 from diffprune.results import Results, holds_results, read_results
 
 HEAD = """# Results
 
-Made by `diffprune report` from the files in `results/`; do not edit by hand. Here is a summary of each; rows by task
-and seed are in the files, their keys in [api.md](api.md#result-rows).
+Made by `diffprune report` from the files in `{folder}`; do not edit by hand. Here is a summary of each; rows by task
+and seed are in the files, their keys in diffprune's `docs/api.md`.
 
-Times in ms are medians. A cell `96.8 ± 0.4 (96.4 to 97.1) [213.3]` is a retention: percent of the full model's score,
-deviation over seeds, 95 % interval (over seeds and questions together where a method has several seeds, unless the
-text below the table says otherwise). Methods inside the language model keep K tokens after their last cut
-(for p_mod K is the mean over layers); in square brackets is the number of visual tokens in a decoder layer, mean over
-layers, by the method's own rule (for all other methods it is K). The best method of a column is bold where the interval
-of its lead over every other one leaves 0 out, the second italic where the same holds of it and the rest; `full`,
-`oracle` and rows in which nothing is dropped take no part. `recipe, choice` says how a trained row came about: the
-recipe of our own scorers and how their scores are used, "own" for other trained methods. `fastervlm` is also known as
-`cls_attention`, `holov-paper` is HoloV as its paper has it, `holov` as its release works.
+Times in ms are medians. A cell `96.8 ± 0.4 (96.4 to 97.1) [213.3]` is a retention: percent of the full model's
+score, deviation over seeds, 95 % interval (over seeds and questions together where a method has several seeds,
+unless the text below the table says otherwise). Methods inside the language model keep K tokens after their last
+cut; in square brackets is the number of visual tokens in a decoder layer, mean over layers (for all other methods
+it is K). The best method of a column is bold where the interval of its lead over every other one leaves 0 out, the
+second italic where the same holds of it and the rest; `full`, `oracle` and rows in which nothing is dropped take no
+part. `recipe, choice` says how a trained row came about: the recipe of our own scorers and how their scores are
+used, "own" for other trained methods.
 """
+ABOUT = {  # methods, as tables name them, of which a reader must know one more thing
+    "p_mod": "K of p_mod is its mean over layers.",
+    "fastervlm": "`fastervlm` is also known as `cls_attention`.",
+    "holov-paper": "`holov-paper` is HoloV as its paper has it, `holov` as its release works.",
+}
 WORDS = {"taught": "supervised upper bound"}  # what recorded notes call otherwise
 ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
 _BLOCK = re.compile(
@@ -95,8 +100,12 @@ def render_page(
         figures: By file those to show, as the page links them.
     """
     figures = figures or {}
+    head = HEAD.format(folder=Path(link).name or link)
     if not found:
-        return HEAD + "\nThere are no results files yet.\n"
+        return head + "\nThere are no results files yet.\n"
+    shown = {row.get("method") for results in found.values() for row in name_rows(results.rows)}
+    if more := [words for method, words in ABOUT.items() if method in shown]:
+        head += "\n".join(more) + "\n"
     sections: list[str] = []
     for name, results in found.items():
         own = _summary(results)
@@ -111,7 +120,7 @@ def render_page(
             f"All {len(rest.rows):,} rows", f"All {len(results.rows):,} rows"
         )
         sections.append(f"## {name}\n\n{note}{text}".rstrip("\n") + "\n")
-    return "\n".join([HEAD, *sections])
+    return "\n".join([head, *sections])
 
 
 def _summary(results: Results) -> dict[str, list[tuple[Any, ...]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +14,9 @@ NAMES = {"taught": "supervised upper bound", "holov[variant=paper]": "holov-pape
 ONE_RULE = {"cls_attention": "fastervlm"}  # two names of one rule: one row
 TRAINED = "recipe, choice"  # the column that says what a trained row is
 OURS = "diffprune"
+SMALLER = "downscale"  # the control that shrinks the picture
+VARIANTS = ("method", "positions")  # what makes a row another row
+FEW = 6  # methods of a list; of a longer one that is nearly everybody the exceptions are named
 
 
 def name_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -47,12 +50,17 @@ def trained_by(row: Row) -> str:
     return "own" if is_trained else DASH
 
 
-def about_rows(rows: Sequence[Row]) -> list[str]:
-    """What a reader must know of a summary table: its intervals, leads that hold, repetitions, settings, labels."""
+def about_rows(rows: Sequence[Row], *, leads: bool = True) -> list[str]:
+    """What a reader must know of a summary table: its intervals, leads that hold, repetitions, settings, labels.
+
+    Args:
+        leads: Say them here; they may stand above the table already.
+    """
     parts: list[str] = []
     if any("ci95" in row for row in rows) and not any("ci_over" in row for row in rows):
         parts.append(f"Intervals are over {CI_OVER[0]} alone, seeds averaged: no lead is claimed from them.")
-    parts += _leads(rows)
+    parts += _leads(rows) if leads else []
+    parts += _counts(rows)
     apart = [
         f"{row['method']} at {row['keep']} by {row['repeat_std']:.1f} ({row['repeat_of']})"
         for row in rows
@@ -73,19 +81,60 @@ def about_rows(rows: Sequence[Row]) -> list[str]:
 
 
 def _leads(rows: Sequence[Row]) -> list[str]:
-    """Of whom over whom a lead holds, at which budgets."""
+    """Of whom over whom a lead holds, at which budgets; of several models each by itself."""
     known = [row for row in rows if "lead_holds" in row]
-    if not known:
-        return []
-    ours, parts = known[0]["versus"], []
-    for words, is_in in (("ahead of", lambda row: row["lead"] > 0), ("behind", lambda row: row["lead"] < 0)):
-        by_budget: dict[Any, list[str]] = {}
-        for row in known:
-            if row["lead_holds"] and is_in(row):
-                by_budget.setdefault(row["keep"], []).append(f"{row['method']} ({abs(row['lead']):.1f})")
-        said = "; ".join(f"at {keep} {', '.join(by_budget[keep])}" for keep in sorted(by_budget, key=budget_order))
-        parts.append(f"{ours} is {words}: {said or 'none'}.")
-    return [f"Leads that hold (95 % interval without 0, Holm's correction over {len(known)}): {' '.join(parts)}"]
+    models = dict.fromkeys(row.get("backbone") for row in known)
+    return [
+        (f"{model}: " if len(models) > 1 else "") + _leads_of([row for row in known if row.get("backbone") == model])
+        for model in models
+    ]
+
+
+def _leads_of(known: Sequence[Row]) -> str:
+    ours, verb, count = known[0]["versus"], "is", str(len(known))
+    if any("positions" in row for row in known):  # each method against itself
+        ours, verb, count = f"{ours} positions", "are", "the budgets of each method"
+    parts = []
+    for words, sign in (("ahead of", 1), ("behind", -1)):
+        said = []
+        for keep in sorted({row["keep"] for row in known}, key=budget_order):
+            rows = [row for row in known if row["keep"] == keep]
+            if held := {
+                row["method"]: sign * row["lead"] for row in rows if row["lead_holds"] and sign * row["lead"] > 0
+            }:
+                said.append(f"at {keep} {_list_leads(held, [row['method'] for row in rows])}")
+        parts.append(f"{ours} {verb} {words}: {'; '.join(said) or 'none'}.")
+    return f"Leads that hold (95 % interval without 0, Holm's correction over {count}): {' '.join(parts)}"
+
+
+def _list_leads(held: Mapping[str, float], compared: Sequence[str]) -> str:
+    """Each method with its lead in points; of nearly all that are compared those that are not among them."""
+    others = [method for method in compared if method not in held]
+    if len(held) <= FEW or 3 * len(others) > len(held):
+        return ", ".join(f"{method} ({lead:.1f})" for method, lead in held.items())
+    exceptions = f" but {', '.join(others)}" if others else ""
+    return f"all {len(compared)} others{exceptions} ({min(held.values()):.1f} to {max(held.values()):.1f})"
+
+
+def _counts(rows: Sequence[Row]) -> list[str]:
+    """How many questions are hard, and how many tokens a smaller picture has beside what others keep."""
+    parts = []
+    for model in dict.fromkeys(row.get("backbone") for row in rows):
+        own = sorted((row for row in rows if row.get("backbone") == model), key=lambda row: budget_order(row["keep"]))
+        hard = {row["keep"]: row["num_hard"] for row in own if "num_hard" in row}
+        kept = {row["keep"]: row["num_kept"] for row in own if row["method"] != SMALLER and "num_kept" in row}
+        smaller = [
+            f"{row['num_kept']:.1f} at {row['keep']} (others {kept[row['keep']]:.1f})"
+            for row in own
+            if row["method"] == SMALLER and row["keep"] in kept
+        ]
+        of = f" of {model}" if model else ""
+        if hard:
+            said = ", ".join(f"{count} at {keep}" for keep, count in hard.items())
+            parts.append(f"Hard questions{of}: {said}.")
+        if smaller:
+            parts.append(f"Tokens of a smaller picture{of}: {', '.join(smaller)}.")
+    return parts
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
@@ -94,18 +143,21 @@ def _leads(rows: Sequence[Row]) -> list[str]:
 def summary_tables(rows: Sequence[Row]) -> list[str]:
     """Methods down, budgets across: what is left of the full model's score.
 
-    The full model's own row, 100, is not shown. Several models stand side by side, without intervals. Where the methods
-    are many, those with several seeds have a table of their own.
+    The full model's own row, 100, is not shown; what became of it otherwise is (`versus`). Several models stand side by
+    side, without intervals. Where the methods are many, those with several seeds have a table of their own. Whether the
+    smaller picture wins is said before anything else.
     """
-    pruned = [row for row in rows if row["method"] != "full"] or list(rows)
+    pruned = [row for row in rows if row["method"] != "full" or "versus" in row] or list(rows)
     models = dict.fromkeys(row.get("backbone") for row in pruned)
     parts: list[str] = []
     for tasks in dict.fromkeys(row.get("tasks") for row in pruned):
         chosen = [row for row in pruned if row.get("tasks") == tasks]
         parts += [f"tasks {tasks}:\n"] if tasks else []
+        control = [" ".join(_leads(chosen)) + "\n"] if any(row.get("versus") == SMALLER for row in chosen) else []
+        parts += control
         if len(models) > 1:
             parts.append(by_budget(chosen, lambda row: retention_cell(row, interval=False)))
-            parts += about_rows(chosen)
+            parts += about_rows(chosen, leads=not control)
             continue
         parts += [f"{model}:\n" for model in models if model]
         several = {row["method"] for row in chosen if row.get("n_seeds", 1) > 1}
@@ -115,13 +167,13 @@ def summary_tables(rows: Sequence[Row]) -> list[str]:
             for title, is_in in (("Several seeds", True), ("One run", False)):
                 some = [row for row in chosen if (row["method"] in several) == is_in]
                 parts += [f"{title}:\n", by_budget(some, retention_cell)]
-        parts += about_rows(chosen)
+        parts += about_rows(chosen, leads=not control)
         parts += equal_average_table(chosen)
     return parts
 
 
 def by_budget(rows: Sequence[Row], cell: Callable[[Row], str], *, trained: bool = True) -> str:
-    """A table with a row per method and a column per model and budget; `cell` writes what is in it.
+    """A table with a row per method (and rule of positions) and a column per model and budget; `cell` fills it.
 
     Args:
         trained: Say which recipe and choice a row is, where one was trained.
@@ -133,19 +185,21 @@ def by_budget(rows: Sequence[Row], cell: Callable[[Row], str], *, trained: bool 
 
     ordered = sorted(rows, key=lambda row: (models.index(row.get("backbone")), budget_order(row["keep"])))
     columns = list(dict.fromkeys(title(row) for row in ordered))
-    methods: dict[str, dict[str, str]] = {}
+    labels = [key for key in VARIANTS if any(key in row for row in rows)]
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
-        line = methods.setdefault(row["method"], {"method": row["method"], TRAINED: trained_by(row)})
+        own = {key: str(row.get(key, DASH)) for key in labels}
+        line = lines.setdefault(tuple(own.values()), {**own, TRAINED: trained_by(row)})
         line[title(row)] = cell(row)
-    said = [TRAINED] if trained and any(line[TRAINED] != DASH for line in methods.values()) else []
-    filled = [{key: line.get(key, DASH) for key in ("method", *said, *columns)} for line in methods.values()]
-    return markdown_table(filled, ["method", *said, *columns])
+    labels += [TRAINED] if trained and any(line[TRAINED] != DASH for line in lines.values()) else []
+    filled = [{key: line.get(key, DASH) for key in (*labels, *columns)} for line in lines.values()]
+    return markdown_table(filled, [*labels, *columns])
 
 
 def retention_cell(row: Row, interval: bool = True) -> str:
     """The retention, its deviation over seeds, its interval and the mean over layers, as far as they are there."""
     mark = {1: "**", 2: "_"}.get(row.get("rank", 0), "")
-    spread = f" ± {row['retention_std']:.1f}" if row.get("n_seeds", 1) > 1 else ""
+    spread = f" ± {row['retention_std']:.1f}" if row.get("n_seeds", 1) > 1 and "retention_std" in row else ""
     around = " ({:.1f} to {:.1f})".format(*row["ci95"]) if interval and "ci95" in row else ""
     return f"{mark}{row['retention']:.1f}{mark}{spread}{around}{average_of(row)}"
 

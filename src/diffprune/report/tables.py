@@ -12,10 +12,21 @@ from diffprune.results import ROW_KEYS, Results, Row, format_value, kind_of, mar
 WIDE = 8  # columns; of a table with more, those with one value go into a sentence
 PLAIN = 12  # rows; of a plain table with more, one number stands by its conditions
 HEADLINES = ("lift", "cosine", "slope", "gap_top1", "variation")  # the number that a probe is about
+ORIGIN = ("command", "device", "commit")  # of a row in a file that was made by several runs
 
 
 def _plain_tables(rows: Sequence[Row]) -> list[str]:
-    """Every key a column; of many columns those with one value go into a sentence, of many rows one number is shown."""
+    """Every key a column; of many columns those with one value go into a sentence, of many rows one number is shown.
+
+    Rows of several runs stand in a table for each run.
+    """
+    runs = list(dict.fromkeys(tuple(row.get(key) for key in ORIGIN) for row in rows))
+    if len(runs) > 1 and len(rows) > len(runs):
+        return [
+            part
+            for run in runs
+            for part in _plain_tables([row for row in rows if tuple(row.get(key) for key in ORIGIN) == run])
+        ]
     if len(rows) > PLAIN and (table := _headline_table(rows)):
         return table
     if len(rows) > LONG:
@@ -27,10 +38,13 @@ def _plain_tables(rows: Sequence[Row]) -> list[str]:
         same = [key for key in columns if all(row.get(key) == rows[0].get(key) for row in rows)]
         columns = [key for key in columns if key not in same]
         if same:
-            words = ", ".join(f"{key} {format_value(rows[0][key])}" for key in same)
-            parts.append(f"In all rows: {words}.\n")
+            parts.append(f"In all rows: {', '.join(f'{key} {_said(key, rows[0][key])}' for key in same)}.\n")
     filled = [{key: dashed(row.get(key)) for key in columns} for row in rows]
     return [*parts, markdown_table(filled, columns)]
+
+
+def _said(key: str, value: object) -> str:
+    return f"`{value}`" if key == "command" else format_value(value)
 
 
 def _headline_table(rows: Sequence[Row]) -> list[str]:
