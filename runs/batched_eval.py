@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+import diffprune_lab
 from diffprune.evaluate.encoded import encode_questions
 from diffprune.evaluate.runner import answer
 from diffprune.evaluate.sources import find_tasks
@@ -32,6 +33,7 @@ parser.add_argument("--out", type=Path, required=True, help="results file to wri
 parser.add_argument("--commit", help="commit to record where there is no git checkout")
 given = parser.parse_args()
 
+diffprune_lab.join()  # where it is not installed its tasks and models are known all the same
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 source, names = find_tasks(given.tasks)
 rows = []

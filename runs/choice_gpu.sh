@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Greedy choices on one quiet GPU: what the kernels pick, how long a choice takes with and without them, and the time to
-# the first token of LLaVA-1.5-7B with each. About 200 s on an H200; what fails does not stop the rest.
+# Greedy choices on one quiet GPU: how long a choice takes with and without the kernels, and the time to the first token
+# of LLaVA-1.5-7B with each. About 150 s on an H200; what fails does not stop the rest.
 #
 #   runs/choice_gpu.sh OUT COMMIT [part ...]
 #
 #   runs/choice_gpu.sh out/choice abc1234                   all parts
 #   runs/choice_gpu.sh out/choice abc1234 ttft              that alone
 #
-# Parts: picks times ttft large. OUT gets tests_greedy.txt, selection_greedy.json, selection_large.json, ttft_choice.json.
+# Parts: times ttft large. OUT gets selection_greedy.json, selection_large.json, ttft_choice.json.
 set -uo pipefail
 
 out=$1 commit=$2
@@ -21,11 +21,6 @@ greedy=diffprune-diverse,divprune,gots,cdpruner,mmtok
 
 run_part() {
     case $1 in
-    picks)
-        timeout 100 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short \
-            --show-capture=no -rf -m gpu --durations=5 tests/ops/test_greedy_gpu.py >"$out/tests_greedy.txt" 2>&1
-        grep -aE "^(FAILED|ERROR|E  )|passed|failed|error" "$out/tests_greedy.txt" | cut -c1-200 | tail -n 40
-        ;;
     # 576 and 2,880 tokens, batches of 1 and 32, kernels and plain torch side by side.
     times)
         timeout 80 "$python" -m diffprune_lab.studies.selection --device cuda --size middle --methods diffprune,$greedy \
@@ -46,7 +41,7 @@ run_part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- picks times ttft large
+[ $# -gt 0 ] || set -- times ttft large
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"

@@ -5,7 +5,7 @@
 #   runs/choice_study.sh STAGE OUT COMMIT FOLDER ...            STAGE: pick | test | join | all
 #
 #   runs/choice_study.sh all out/choice abc1234 scenes-llava-diffprune
-#   runs/choice_study.sh all out/choice abc1234 out/study/train/diffprune-{42,123,456}
+#   runs/choice_study.sh all out/choice abc1234 out/study-scenes/train/diffprune-{42,123,456}
 #   CHOICE='diffprune-diverse[beta=2;features=scorer]' runs/choice_study.sh test out/choice abc1234 FOLDER ...
 #
 # OUT gets pick.json and best.txt, over all folders together, and of each world choice_world0.json and choice_world1.json,

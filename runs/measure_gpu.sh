@@ -3,12 +3,12 @@
 #
 #   runs/measure_gpu.sh OUT COMMIT [part ...]
 #
-#   runs/measure_gpu.sh out/results abc1234                     all parts, about fourteen minutes on an H200
+#   runs/measure_gpu.sh out/results abc1234                     all parts, about twelve minutes on an H200
 #   runs/measure_gpu.sh out/results abc1234 ttft batch          these alone
 #   SIZE="--size tiny --device cpu" runs/measure_gpu.sh out/tiny abc1234 ttft batch qwen throughput     on a CPU, in small
 #
-# Parts: ttft batch qwen next throughput selection training backbones tests. Each has its own time and writes as it
-# goes; what fails does not stop the rest. OUT gets the files for results/, and tests_*.txt.
+# Parts: ttft batch qwen next throughput selection training backbones. Each has its own time and writes as it
+# goes; what fails does not stop the rest. OUT gets the files for results/. runs/gpu_tests.sh has the tests.
 set -uo pipefail
 
 out=$1 commit=$2
@@ -25,13 +25,6 @@ profile() { # seconds, options
     # shellcheck disable=SC2086  # options are words
     timeout $((seconds + 30)) "$python" -m diffprune_lab profile --random-weights --commit "$commit" --text-buckets 40,100 \
         --seconds "$seconds" ${SIZE:---dtype float16} "$@" 2>&1 | grep -aE "ms |rror|not run" | cut -c1-160
-}
-
-run_tests() { # name, what pytest is given
-    local name=$1
-    shift
-    timeout 240 "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -q --tb=short --show-capture=no \
-        -rf -m gpu "$@" >"$out/tests_$name.txt" 2>&1
 }
 
 llava="--backbone llava-1.5-7b --keep 64"
@@ -66,22 +59,12 @@ run_part() {
         timeout 110 "$python" -m diffprune_lab.studies.train_size --device cuda --seconds "${TRAINING_SECONDS:-75}" --variants plain,checkpointing \
             --commit "$commit" --out "$out/train_7b.json" | cut -c1-120
         ;;
-    backbones) timeout 200 "$python" -m diffprune_lab.studies.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
-    # Side by side: most of their time goes into compiling on the CPU.
-    tests)
-        run_tests rest --ignore tests/fast/test_graphs_gpu.py --ignore tests/train/test_data.py tests & # which needs datasets
-        for name in diffprune feature_norm holov "pyramiddrop or twice or room"; do
-            run_tests "graphs_${name%% *}" tests/fast/test_graphs_gpu.py -k "$name" &
-        done
-        wait
-        tail -qn 1 "$out"/tests_*.txt
-        grep -ahE "^(FAILED|ERROR|E  )" "$out"/tests_*.txt | cut -c1-200 | head -n 40
-        ;;
+    backbones) timeout 280 "$python" -m diffprune_lab.studies.real_size --commit "$commit" --out "$out/backbones_7b.json" | tail -n 2 ;;
     *) echo "there is no part $1" >&2; return 2 ;;
     esac
 }
 
-[ $# -gt 0 ] || set -- ttft batch training selection qwen next throughput tests backbones
+[ $# -gt 0 ] || set -- ttft batch training selection qwen next throughput backbones
 for part in "$@"; do
     run_part "$part"
     echo "== $part ended after $SECONDS s"

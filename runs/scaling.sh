@@ -16,8 +16,8 @@
 # What is under way lies in WORK (out/scaling). A process that fails does not stop the others, and a training that fails
 # goes on without torch.compile.
 # Settings: SIZES ("s m l"), TOWER_SHARE of MINUTES, OPTIONS of every training, TOWER_OPTIONS and LANGUAGE_OPTIONS; of
-# `probe` SEEDS, JOBS at a time, SECONDS_LEFT for all, LEARNED (scorers to train), GROUPS_ASKED
-# (methods without training, a group to a process). MPS=1 lets processes share the GPU at the same time, where it has a
+# `probe` SEEDS, JOBS at a time, SECONDS_LEFT for all, LEARNED (scorers to train; SIZE:METHOD of one size, METHOD@SEED of one
+# seed), GROUPS_ASKED (methods without training, a group to a process). MPS=1 lets processes share the GPU at the same time, where it has a
 # daemon for that.
 set -uo pipefail
 
@@ -153,6 +153,15 @@ part() { # size, methods, seed
     echo "$name $((SECONDS - start)) s" >>"$work/times.txt"
 }
 
+each_size() { # methods, seeds: a part for each seed and size, the longest first
+    local size seed sizes=$SIZES methods=$1
+    case $methods in [sml]:*) sizes=${methods%%:*} methods=${methods#*:} ;; esac
+    for size in l m s; do
+        case " $SIZES " in *" $size "*) ;; *) continue ;; esac
+        case " $sizes " in *" $size "*) for seed in $2; do echo "$size $methods $seed"; done ;; esac
+    done
+}
+
 keep_parts() {
     [ -d "$work/parts" ] || return 0
     tar -czf "$work/parts.tgz" -C "$work" --exclude=scorers --exclude='*.part' parts logs &&
@@ -161,7 +170,7 @@ keep_parts() {
 
 probe() {
     weights=$1 out=$2 commit=$3
-    local size seed methods
+    local size methods
     mkdir -p "$work/logs" "$work/packages" "$out"
     unpack "$weights" "$work/weights" || { echo "there is no models.tar in $weights" >&2; return 1; }
     [ ! -f "$out/parts.tgz" ] || [ -d "$work/parts" ] || tar -xzf "$out/parts.tgz" -C "$work" # goes on from there
@@ -173,11 +182,8 @@ probe() {
     trap finish TERM INT
     keep_filling "$KEPT_EVERY" keep_parts
     set -f # brackets in a method's name are no pattern
-    for size in l m s; do # the longest first
-        case " $SIZES " in *" $size "*) ;; *) continue ;; esac
-        for methods in $LEARNED; do for seed in $SEEDS; do echo "$size $methods $seed"; done; done
-        for methods in $GROUPS_ASKED; do echo "$size $methods ${SEEDS// /,}"; done
-    done >"$work/parts.txt"
+    for methods in $LEARNED; do each_size "${methods%@*}" "$(case $methods in *@*) echo "${methods#*@}" ;; *) echo "$SEEDS" ;; esac)"; done >"$work/parts.txt"
+    for methods in $GROUPS_ASKED; do each_size "$methods" "${SEEDS// /,}"; done >>"$work/parts.txt"
     set +f
     export -f part
     ends=$(($(date +%s) + $(left) - 20)) # what would end later is not begun

@@ -6,7 +6,8 @@
 #   runs/scenes_next.sh train MINUTES INIT OUT ROUND
 #   runs/scenes_next.sh study WEIGHTS OUT COMMIT
 #
-#   runs/scenes_next.sh all 3.4 out/results abc1234            tunes and studies: one GPU, 16 cores, nine minutes
+#   STAGES=train runs/scenes_next.sh all 3.4 OUT abc1234       tunes, then trains scorers, as far as ten minutes reach
+#   runs/scenes_next.sh study - OUT abc1234                    goes on with what WORK holds, on the same machine
 #   runs/scenes_next.sh train 6 - out/next 0                   from scenes-llava; OUT gets 9 MB of weights and a log
 #   runs/scenes_next.sh train 6 out/next out/next-1 1          goes on with it, with other scenes
 #   runs/scenes_next.sh study out/next-1 out/results abc1234   with those weights
@@ -16,9 +17,11 @@
 # WORK/status.txt. A process that fails, or takes too long, does not stop the others, and a tuning that fails goes on
 # without torch.compile. OUT gets the weights when they are there, the scorers after their training, and what was
 # answered every half minute: next_answers.tgz, from which the table can be joined again anywhere. `study` goes on with
-# what WORK holds, or else with next_scorers.tgz and next_answers.tgz in OUT, and does the rest.
-# Settings: OPTIONS of the tuning; STEPS, BATCH, SEEDS, KEEP, QUESTIONS, EXTRA (overrides of every scorer), FREE (methods
-# without training; commas join those of one process), STAGES (train eval join pack), JOBS, EVAL_JOBS, SECONDS_LEFT;
+# what WORK holds, or else with next_scorers.tgz and next_answers.tgz in OUT, and does the rest; a training that was cut off
+# goes on from its last step where WORK still holds it. WEIGHTS are then - : the model lies in WORK.
+# Scorers are trained by the one config of all models, ours also with attention across tiles (diffprune-joined).
+# Settings: OPTIONS of the tuning; STEPS, BATCH, PRECISION, SEEDS, KEEP, QUESTIONS, EXTRA (overrides of every scorer), FREE
+# (methods without training; commas join those of one process), STARTS (ours from these temperatures instead, one seed), STAGES (train eval join pack), JOBS, EVAL_JOBS, SECONDS_LEFT;
 # each process of answers holds the features of all its pictures, 2.2 MB each, on the GPU, so EVAL_JOBS is what memory is
 # spent on; MPS=1 lets processes share the GPU at the same time, where it has a daemon for that.
 set -uo pipefail
@@ -35,13 +38,13 @@ base=() tuning=() device=()
 if [ "${SIZE:-full}" = tiny ]; then
     base=(--base lab/diffprune_lab/assets/scenes-nano) device=(--device cpu)
     tuning=(--steps 2 --batch 2 --workers 0 --device cpu --no-compile)
-    : "${STEPS:=2}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${KEEP:=160,80,40}" "${RANGE:=[10,200]}"
+    : "${STEPS:=2}" "${BATCH:=2}" "${HELD_OUT:=2}" "${SEEDS:=42}" "${KEEP:=160,80,40}" "${PRECISION:=float32}"
     : "${QUESTIONS:=1}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=16}" "${SECONDS_LEFT:=3600}"
     : "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}"
 fi
-: "${STEPS:=120}" "${BATCH:=16}" "${HELD_OUT:=32}" "${SEEDS:=42 123}" "${KEEP:=640,320,160}" "${RANGE:=[40,800]}"
+: "${STEPS:=1200}" "${BATCH:=16}" "${HELD_OUT:=128}" "${SEEDS:=42 123 456}" "${KEEP:=640,320,160}" "${PRECISION:=bfloat16}"
 : "${QUESTIONS:=100}" "${JOBS:=3}" "${EVAL_JOBS:=10}" "${EVAL_BATCH:=64}" "${SECONDS_LEFT:=540}"
-: "${TRAIN_LIMIT:=170}" "${EVAL_LIMIT:=300}" "${EVAL_SECONDS:=150}" "${KEEP_SECONDS:=20}"
+: "${TRAIN_LIMIT:=560}" "${EVAL_LIMIT:=400}" "${KEEP_SECONDS:=20}" "${STARTS=}"
 : "${FREE:=random gots mmtok oracle,uniform_grid divprune,cls_attention visionzip,feature_norm holov,prunesid hidden_norm,fastv}"
 
 # --- the model ------------------------------------------------------------------------------------------------------
@@ -61,18 +64,23 @@ tune() {
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
+# shellcheck source=runs/packed_models.sh
+. runs/packed_models.sh
 trap 'stop_pool; stop_filling; exit 143' TERM INT
 
 # --- scorers and answers --------------------------------------------------------------------------------------------
 
-train() { # method, seed
-    [ ! -f "$work/train/$1-$2/model.safetensors" ] || return 0 # is there
+train() { # name, seeds, overrides; seeds go in step with each other
+    local name=$1 seed todo=()
+    for seed in $2; do [ -f "$work/train/$name-$seed/model.safetensors" ] || todo+=("$seed"); done
+    [ ${#todo[@]} -gt 0 ] || return 0 # are there
+    shift 2
     # shellcheck disable=SC2086  # overrides are words
-    echo "train-$1-$2" "$TRAIN_LIMIT" "$python" -m diffprune_lab train --json --resume \
-        --config lab/configs/scenes_llava_next/diffprune_any.yaml --out "$work/train/$1-$2" "method.name=$1" \
-        "backbone.weights=$work/model" "seed=$2" \
-        "budget.range=$RANGE" "optim.steps=$STEPS" "optim.batch_size=$BATCH" "data.validation=$HELD_OUT" \
-        validation.every=0.5 saving.tensorboard=false ${EXTRA:-}
+    echo "train-$name" "$TRAIN_LIMIT" "$python" -m diffprune_lab.studies.in_step \
+        --config lab/configs/scenes_llava_next/diffprune_any.yaml --seeds "$(IFS=,; echo "${todo[*]}")" \
+        --out "$work/train/$name-{seed}" "backbone.weights=$work/model" "backbone.dtype=$PRECISION" "optim.precision=$PRECISION" \
+        "optim.steps=$STEPS" "optim.batch_size=$BATCH" "data.validation=$HELD_OUT" validation.every=0.34 \
+        saving.tensorboard=false "$@" ${EXTRA:-}
 }
 
 evaluate() { # name, further options of `diffprune eval`
@@ -86,15 +94,24 @@ evaluate() { # name, further options of `diffprune eval`
 }
 
 trainings() {
-    local seed
-    for seed in $SEEDS; do train diffprune "$seed"; done
-    train gumbel_ste "${SEEDS%% *}"
+    local start
+    train diffprune "$SEEDS"
+    train diffprune-joined "$SEEDS" method.tiles=joined
+    train gumbel_ste "${SEEDS%% *}" method.name=gumbel_ste
+    for start in $STARTS; do train "diffprune-from$start" "${SEEDS%% *}" tau.drawn=false "tau.start=$start"; done
 }
 
 evaluations() {
-    local names folder
+    local name names folder
     for folder in "$work"/train/*; do
-        [ ! -f "$folder/model.safetensors" ] || evaluate "$(basename "$folder")" --pruner "$folder"
+        [ -f "$folder/model.safetensors" ] || continue
+        name=$(basename "$folder")
+        case $name in
+        diffprune-from*) names=${name%-*} && evaluate "$name" --pruner "diffprune[tau.drawn=false;tau.start=${names#*from}]=$folder" ;;
+        diffprune-joined-*) evaluate "$name" --pruner "diffprune-joined=$folder" ;;
+        diffprune-*) evaluate "$name" --pruner "$folder" --methods diffprune-diverse ;;
+        *) evaluate "$name" --pruner "$folder" ;;
+        esac
     done
     for names in $FREE; do evaluate "free-${names//,/+}" --model "$work/model" --methods "$names"; done
 }
@@ -109,23 +126,23 @@ table() {
         --command "runs/scenes_next.sh all MINUTES OUT COMMIT" \
         --notes "scenes-llava-next, 2,880 visual tokens of a 384 px picture; $STEPS steps of $BATCH captions for each scorer"
     # Where a method is missing: what there is.
-    "$@" --versus diffprune --methods 'diffprune,gumbel_ste,random,*' || "$@" --versus diffprune || "$@" || return 0
-    cp "$work"/results/scenes_next{,.answers}.json "$out/"
+    "$@" --versus diffprune-diverse --methods 'diffprune-diverse,diffprune,diffprune-joined,gumbel_ste,random,*' || "$@" --versus diffprune || "$@" || return 0
+    cp "$work/results/scenes_next.json" "$out/"
 }
 
-keep_scorers() { tar -czf "$work/packed.tgz" -C "$work" --exclude 'checkpoint*' train && mv "$work/packed.tgz" "$out/next_scorers.tgz"; }
+keep_scorers() { pieces "$out/next_scorers.tgz" -C "$work" --exclude 'checkpoint*' train; }
 keep_answers() {
-    cp "$work/status.txt" "$out/next_status.txt" 2>/dev/null
-    tar -czf "$work/packed.tgz" -C "$work" eval logs && mv "$work/packed.tgz" "$out/next_answers.tgz"
+    touch "$work/status.txt"
+    tar -czf "$work/packed.tgz" -C "$work" eval logs status.txt && mv "$work/packed.tgz" "$out/next_answers.tgz"
 }
 
 study() {
     weights=$1 out=$2 commit=$3 work=${WORK:-out/next-study}
     mkdir -p "$work"/{logs,jobs} "$out"
-    [ -d "$work/train" ] || [ ! -f "$out/next_scorers.tgz" ] || tar -xzf "$out/next_scorers.tgz" -C "$work"
+    [ -d "$work/train" ] || [ ! -f "$out/next_scorers.tgz.00" ] || cat "$out"/next_scorers.tgz.[0-9]* | tar -xz -C "$work"
     [ -d "$work/eval" ] || [ ! -f "$out/next_answers.tgz" ] || tar -xzf "$out/next_answers.tgz" -C "$work"
     mkdir -p "$work"/{train,eval}
-    "$python" -m diffprune_lab.pretrain.next --stage package --init "$weights" --out "$work/model" "${base[@]}" \
+    [ -f "$work/model/config.json" ] || "$python" -m diffprune_lab.pretrain.next --stage package --init "$weights" --out "$work/model" "${base[@]}" \
         >"$work/logs/package.log" 2>&1 || { tail -n 1 "$work/logs/package.log" >&2; exit 1; }
     share_gpu
     for stage in ${STAGES:-train eval join pack}; do
@@ -133,7 +150,8 @@ study() {
         case $stage in
         train)
             trainings >"$work/jobs/train.txt"
-            [ ! -s "$work/jobs/train.txt" ] || pool "$JOBS" "$work/jobs/train.txt" $((EVAL_SECONDS + KEEP_SECONDS))
+            # Answers get what the trainings leave: what is cut off goes on in the next call.
+            [ ! -s "$work/jobs/train.txt" ] || pool "$JOBS" "$work/jobs/train.txt" "$KEEP_SECONDS"
             keep_scorers
             ;;
         eval)
@@ -156,7 +174,7 @@ study() {
 all() { # minutes, out, commit
     local work=${WORK:-out/next-study}
     tune "$1" - "$2" 0 || exit 1
-    rm -rf "$work"/{train,eval,status.txt} "$2"/next_{scorers,answers}.tgz # of other weights
+    rm -rf "$work"/{model,train,eval,status.txt} "$2"/next_{scorers,answers}.tgz* # of other weights
     study "$2" "$2" "$3"
 }
 

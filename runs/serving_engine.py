@@ -32,7 +32,7 @@ import numpy as np
 from PIL import Image
 
 from diffprune.integrations.vllm_command import command, describe_served
-from diffprune.results import device_name, read_results, source_commit, write_results
+from diffprune.results import command_line, device_name, read_results, source_commit, write_results
 
 PATH = "engine"
 ENVIRONMENT = {
@@ -229,27 +229,14 @@ def main() -> None:
 
 def save(out: Path, rows: list[dict[str, Any]], commit: str | None) -> None:
     """The file with these rows in place of those that an engine had before."""
-    about = {"commit": commit or source_commit(), "device": device_name()}
+    about = {"commit": commit or source_commit(), "device": device_name(), "command": command_line()}
     rows = [{**row, **about} for row in rows]
     notes = "rows of path engine: three vLLM servers up at once on one machine, asked in turns; ratios are to stock"
-    if not out.exists():
-        write_results(out, name=out.stem, rows=rows, commit=commit, notes=notes)
-        return
-    held = read_results(out)
-    others = [row for row in held.rows if row.get("path") != PATH]
-    said = held.notes if notes in held.notes else "; ".join(filter(None, [held.notes, notes]))
-    write_results(
-        out,
-        name=held.name,
-        rows=[*others, *rows],
-        command=held.command,
-        commit=held.commit,
-        device=held.device,
-        seeds=held.seeds,
-        notes=said,
-        date=held.date,
-        versions=held.versions,
-    )
+    if out.exists():
+        held = read_results(out)
+        rows += [row for row in held.rows if row.get("path") != PATH]
+        notes = held.notes if notes in held.notes else "; ".join(filter(None, [held.notes, notes]))
+    write_results(out, name=out.stem, rows=rows, commit=commit, notes=notes)
 
 
 if __name__ == "__main__":

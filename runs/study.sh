@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The study on a reference model: trains every scorer of the tables, answers all tasks with every method, and writes of its
-# world main, methods, random, ablation and any_budget (scenes_main and so on).
+# world main, methods, random, ablation, any_budget and throttled (scenes_main and so on; of the scarce world methods is
+# the main table).
 #
 #   runs/study.sh STAGE OUT COMMIT          STAGE: train | eval | join | pack | all
 #
@@ -9,16 +10,18 @@
 #   SIZE=tiny runs/study.sh all out/tiny abc1234               the same way with scenes-nano on a CPU, in minutes
 #   STAGES="eval join pack" ... all                            the stages that `all` goes through
 #   WORLD_SEED=7 runs/study.sh all out/results abc1234         the same scorers asked about other scenes: what drops before
-#                                                              the language model, OUT/scenes_main_world7.json; trains nothing
+#                                                              the language model, scenes_main_world7.json; trains nothing
 #
-# What is trained and answered lies in WORK (out/study), with a log for each process and what became of it in
-# WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT gets what there is, and
-# OUT/answers.tgz (in pieces of 15 MiB, .00 and so on) has the answers, so that tables can be joined again anywhere. A
-# stage that is run again does what is missing.
+# What is trained and answered lies in WORK (out/study-scenes, out/study-scarce), with a log for each process and what became
+# of it in WORK/status.txt. A process that fails, or takes too long, does not stop the others: OUT/tables.tgz has the
+# tables of what there is, and OUT/answers.tgz (in pieces of 15 MiB, .00 and so on) the answers, so that tables can be joined
+# again anywhere. A stage that is run again does what is missing, so a table too long for one call of ten minutes is made
+# in several on one machine: STAGES=train, then STAGES="train eval", then all of them.
 # Settings: STEPS, BATCH, QUESTIONS, KEEP, JOBS, EVAL_JOBS, SECONDS_LEFT and EVAL_SECONDS (of these), PRECISION; SCORERS
 # (of our own, and Gumbel-STE) with SEEDS, ABLATIONS with FEW_SEEDS (-paper: by the paper's recipe), MANY and FEW (other
-# learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training); THROTTLED (empty: no throttled answers,
-# else of FEW_SEEDS), OTHER_KEEP (empty: no table of any budget), EXTRA (overrides of every training), FROM (scorers.tgz
+# learned methods) with SEEDS and FEW_SEEDS, FREE (methods without training; nothing: none, and the trained ones are
+# compared among themselves, in rivals); THROTTLED (budgets at which ours is also answered as in training; empty: none),
+# OTHER_KEEP (empty: no table of any budget), EXTRA (overrides of every training), FROM (scorers.tgz
 # of an earlier OUT, without .00, where WORK has no scorers: our own), ANSWERS (answers.tgz of earlier OUTs, without
 # .00: what they hold is not asked again, and `join` takes it too, so that a table too long for one call is made in
 # several that each train and answer a part; MIXED=1 where these were made at different commits); MPS=1 lets processes
@@ -30,7 +33,6 @@ stage=$1 out=$2 commit=$3
 here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
 python=${PYTHON:-python3}
-work=${WORK:-out/study}
 export PYTHONPATH=$here/src:$here/lab PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 MPLBACKEND=Agg
 export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=${TF32:-1} PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
@@ -46,6 +48,7 @@ if [ "${SIZE:-full}" = tiny ]; then
     : "${MANY=visionselector}" "${FEW=oc_vtp}"
     : "${PRECISION:=float32}" "${KEEP:=32,16,8}" "${OTHER_KEEP=64,4}" "${JOBS:=2}" "${EVAL_JOBS:=2}" "${EVAL_BATCH:=64}"
     : "${SECONDS_LEFT:=3600}" "${TRAIN_LIMIT:=300}" "${EVAL_LIMIT:=600}" "${GROUP:=12}" "${ABLATION_KEEP:=$KEEP}"
+    : "${THROTTLED=32,8}"
 else
     world=${WORLD:-scenes} config=lab/configs/${WORLD:-scenes}_llava/diffprune_any.yaml
     model=$world-llava device=${DEVICE:-}
@@ -53,20 +56,22 @@ else
     : "${PRECISION:=bfloat16}" "${QUESTIONS:=500}" "${KEEP:=128,64,32,16,8,4}" "${OTHER_KEEP=256,192,96,48,24}"
     : "${MANY=visionselector glimpse_prune dynamic_llava}" "${FEW=oc_vtp atp_llava dynamicvit p_mod gumbel_ste-masked}"
     : "${JOBS:=16}" "${EVAL_JOBS:=14}" "${EVAL_BATCH:=256}" "${SECONDS_LEFT:=570}" "${TRAIN_LIMIT:=400}"
-    : "${EVAL_LIMIT:=300}" "${GROUP:=7}" "${ABLATION_KEEP:=$KEEP}"
+    : "${EVAL_LIMIT:=300}" "${GROUP:=7}" "${ABLATION_KEEP:=$KEEP}" "${THROTTLED=128,64,32}"
 fi
-: "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}" "${THROTTLED=1}"
+: "${SCORERS=diffprune gumbel_ste diffprune-paper dedicated}" "${DEDICATED_KEEP:=128,64,32}"
 : "${ABLATIONS=diffprune-scale diffprune-global diffprune-scale-paper diffprune-global-paper}"
 : "${EVAL_SECONDS:=270}" "${KEEP_SECONDS:=45}" # left to the answers and the tables by what comes before them
-[ "$stage" = all ] || EVAL_SECONDS=$KEEP_SECONDS
 # Four kinds of task of the paper's ablations.
 four=scenes/gqa,scenes/mmbench,scenes/pope,scenes/mme
-mkdir -p "$work"/{train,logs,jobs} "$work/$answers" "$out"
+work=${WORK:-out/study-$world}
+mkdir -p "$work"/{train,logs,jobs,results} "$work/$answers" "$out"
 for file in ${ANSWERS:-}; do cat "$file"* | tar -xz -C "$work" "$answers" || exit 1; done
 if [ -n "${FROM:-}" ] && [ -z "$(ls -A "$work/train")" ]; then cat "$FROM"* | tar -xz -C "$work" || exit 1; fi
 
 # shellcheck source=runs/side_by_side.sh
 . runs/side_by_side.sh
+# shellcheck source=runs/packed_models.sh
+. runs/packed_models.sh
 trap 'stop_pool; exit 143' TERM INT
 
 # --- what is trained ------------------------------------------------------------------------------------------------
@@ -149,10 +154,17 @@ commas() { # words: those that are not empty, with commas between
     echo "$@" | sed 's/^ *//; s/ *$//; s/  */,/g'
 }
 
+pruners() { grep -o -e '--pruner [^ ]*' <<<"$1" | tr , '\n' | grep -c .; } # how many a command names
+
 evaluate() { # name, then options of `diffprune eval`; nothing where a --pruner is empty
-    local name=$1
+    local name=$1 before
     shift
     case " $* " in *" --pruner  "*) return 0 ;; esac
+    # What was asked when fewer of its scorers had been trained is asked anew.
+    before=$(grep "^$answers-$name " "$work/jobs/asked.txt" 2>/dev/null | tail -n 1)
+    if [ -n "$before" ] && [ "$(pruners "$*")" -gt "$(pruners "$before")" ]; then
+        rm -f "$work/$answers/$name".*
+    fi
     [ ! -f "$work/$answers/$name.json" ] || return 0
     echo "$answers-$name" "$EVAL_LIMIT" "$python" -m diffprune_lab eval --batch-size "$EVAL_BATCH" ${device:+--device $device} \
         --world-seed "$seed_of_world" --commit "$commit" --out "$work/$answers/$name.json" "$@"
@@ -171,17 +183,18 @@ PYTHON
 asked() { echo --tasks "$world" --questions "$QUESTIONS" --keep "$KEEP"; }
 
 evaluations() {
-    local name found=() place keep seed throttled learned="$MANY $FEW"
+    local name names found=() place keep seed
     # The longest first.
     [ -n "$named" ] || [ -z "$OTHER_KEEP" ] || evaluate any --tasks "$world" --questions "$QUESTIONS" --keep "$OTHER_KEEP" --pruner "$(trained diffprune)" \
         --methods diffprune-diverse,random --seeds 0
     # What shares a process shares a run of the full model, which costs as much as six budgets of a method.
     for seed in $SEEDS; do
-        # Throttled answers take the whole prefix.
-        case " $FEW_SEEDS " in *" $seed "*) throttled=${THROTTLED:+--throttled} ;; *) throttled= ;; esac
         found=("$(SEEDS=$seed trained diffprune)" "$(SEEDS=$seed trained diffprune-paper diffprune-paper=)")
         # shellcheck disable=SC2046
-        evaluate "ours@$seed" $(asked) --pruner "$(commas "${found[@]}")" ${found[0]:+--methods diffprune-diverse} $throttled
+        evaluate "ours@$seed" $(asked) --pruner "$(commas "${found[@]}")" ${found[0]:+--methods diffprune-diverse}
+        # Each takes the whole prefix, as much as all budgets of a method together.
+        [ -z "$THROTTLED" ] || evaluate "throttled@$seed" --tasks "$world" --questions "$QUESTIONS" --keep "$THROTTLED" --throttled \
+            --pruner "$(commas "${found[@]}")"
     done
     for seed in $FEW_SEEDS; do
         found=()
@@ -193,11 +206,20 @@ evaluations() {
     for keep in ${DEDICATED_KEEP//,/ }; do found+=("$(trained "diffprune-k$keep" "diffprune-dedicated@$keep=")"); done
     # shellcheck disable=SC2046
     [ -n "$named" ] || evaluate dedicated $(asked) --pruner "$(commas "${found[@]}")"
-    # Other learned methods and those without training, a few to a process.
-    case " $SCORERS " in *" gumbel_ste "*) learned="gumbel_ste $learned" ;; esac
-    for name in $(outside $learned); do # the seeds of one method stay together
-        # shellcheck disable=SC2046
-        evaluate "learned-$name" $(asked) --pruner "$(trained "$name")"
+    # Gumbel-STE, which the table of ablations has too; other learned methods, and those without training, a few to a process.
+    for seed in $SEEDS; do
+        case " $SCORERS " in *" gumbel_ste "*)
+            # shellcheck disable=SC2046
+            evaluate "gumbel_ste@$seed" $(asked) --pruner "$(SEEDS=$seed trained gumbel_ste)"
+            ;;
+        esac
+        # shellcheck disable=SC2086
+        outside $MANY $FEW | xargs -n 3 | while read -r names; do
+            found=()
+            for name in $names; do found+=("$(SEEDS=$seed trained "$name")"); done
+            # shellcheck disable=SC2046
+            evaluate "learned@$seed-${names// /+}" $(asked) --pruner "$(commas "${found[@]}")"
+        done
     done
     "$python" - "$GROUP" "${FREE:-}" "$named" <<'PYTHON' |
 import sys
@@ -255,40 +277,48 @@ join() { # name, options; files of evaluations that are not there are passed ove
         --tuned 'diffprune*=recipe and settings chosen on the validation split (docs/log.md)' \
         --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' ${MIXED:+--mixed} "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
-    [ ! -f "$work/results/$name.json" ] || cp "$work/results/$name.json" "$out/"
+}
+
+free_tables() { # with methods without training
+    local main=${world}_main
+    [ "$world" != scarce ] || main=scarce_methods # all of its methods in one table
+    join "$main$named" 'ours@*' 'gumbel_ste@*' 'learned@*' 'free-*' -- --versus diffprune-diverse \
+        --methods 'diffprune-diverse,diffprune,diffprune-paper,gumbel_ste,random,*'
+    [ -z "$named" ] && [ "$world" = scenes ] || return 0
+    join "${world}_methods" 'ours@*' 'gumbel_ste@*' 'learned@*' 'free-*' -- --versus diffprune --methods 'random,*'
+    join "${world}_random" 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
 }
 
 tables() {
-    local first
-    first=diffprune-diverse,diffprune,${THROTTLED:+diffprune-throttled,}diffprune-paper,${THROTTLED:+diffprune-paper-throttled,}
-    join "${world}_main$named" 'ours@*' 'learned-*' 'free-*' -- --versus diffprune-diverse --methods "${first}gumbel_ste,random,*"
-    if [ -z "$named" ]; then
-        join "${world}_methods" 'ours@*' 'learned-*' 'free-*' -- --versus diffprune \
-            --methods 'random,*' --without diffprune-throttled,diffprune-paper-throttled
-        join "${world}_random" 'free-*' -- --methods 'random,oracle,fastervlm' --notes "[CLS] attention is listed as fastervlm"
-        join "${world}_ablation" 'ours@*' learned-gumbel_ste 'ablations@*' -- --versus diffprune --keep "$ABLATION_KEEP" \
-            $([ "$world" != scenes ] || echo "--also $four") --without diffprune-throttled
-        join "${world}_any_budget" 'ours@*' dedicated any -- --versus diffprune-dedicated \
-            --without diffprune-throttled,diffprune-paper,diffprune-paper-throttled
+    if [ "${FREE:-}" != nothing ]; then
+        free_tables
+    elif has 'learned@*'; then # the trained ones among themselves
+        join "${world}_rivals$named" 'ours@*' 'gumbel_ste@*' 'learned@*' -- --versus diffprune-diverse --methods 'diffprune-diverse,diffprune,*'
     fi
-    [ "$world" != scarce ] || "$python" -m diffprune_lab.scarce.digest "$out"/scarce_*.json # the frozen world's, in every row
+    # One world seed is enough for these.
+    if [ -z "$named" ] && has 'ablations@*'; then
+        # shellcheck disable=SC2046  # options are words
+        join "${world}_ablation" 'ours@*' 'gumbel_ste@*' 'ablations@*' -- --versus diffprune --keep "$ABLATION_KEEP" \
+            $([ "$world" != scenes ] || echo "--also $four")
+    fi
+    if [ -z "$named" ] && has dedicated; then
+        join "${world}_any_budget" 'ours@*' dedicated any -- --versus diffprune-dedicated --without diffprune-paper
+    fi
+    ! has 'throttled@*' || join "${world}_throttled$named" 'throttled@*' -- --versus diffprune
+    [ "$world" != scarce ] || "$python" -m diffprune_lab.scarce.digest "$work"/results/scarce_*.json # the frozen world's, in every row
 }
 
-pieces() { # file, arguments of tar: packed in pieces of 15 MiB, .00 and so on
-    local file=$1
-    shift
-    rm -f "$file"*
-    tar -cz -C "$work" "$@" | split -b 15M -d - "$file."
-}
+has() { compgen -G "$work/$answers/$1.json" >/dev/null; } # answers of such a name
 
 pack() {
-    cp "$work/status.txt" "$out/" 2>/dev/null
-    pieces "$out/answers$named.tgz" "$answers" logs
+    (cd "$work" && find status.txt results -name '*.answers.json' -o -type f -print) >"$work/tables.txt"
+    tar -czf "$out/tables$named.tgz" -C "$work" -T "$work/tables.txt"
+    pieces "$out/answers$named.tgz" -C "$work" "$answers" logs
     # The scorers worth keeping, without their checkpoints.
     (cd "$work" && find train -name model.safetensors -path "train/diffprune-[0-9]*" -print \
         -o -name config.json -path "train/diffprune-[0-9]*" -print -o -name run.yaml -print -o -name metrics.jsonl -print) \
         >"$work/kept.txt"
-    pieces "$out/scorers.tgz" -T "$work/kept.txt"
+    [ ! -s "$work/kept.txt" ] || pieces "$out/scorers.tgz" -C "$work" -T "$work/kept.txt"
     ls -l "$out"
 }
 
@@ -304,6 +334,7 @@ run_stage() {
         ;;
     eval)
         evaluations >"$work/jobs/eval.txt"
+        cat "$work/jobs/eval.txt" >>"$work/jobs/asked.txt"
         pool "$EVAL_JOBS" "$work/jobs/eval.txt" "$KEEP_SECONDS"
         again_one_by_one >"$work/jobs/again.txt"
         [ ! -s "$work/jobs/again.txt" ] || pool "$EVAL_JOBS" "$work/jobs/again.txt" "$KEEP_SECONDS"
@@ -316,6 +347,7 @@ run_stage() {
 
 stages=$stage
 [ "$stage" != all ] || stages=${STAGES:-train eval join pack}
+case " $stages " in *" eval "*) ;; *) EVAL_SECONDS=$KEEP_SECONDS ;; esac
 case " $stages " in *" train "* | *" eval "*) share_gpu ;; esac
 for one in $stages; do run_stage "$one"; done
 echo "== done after $SECONDS s: $(grep -c 'code 0' "$work/status.txt" 2>/dev/null) processes ended well, $(grep -vc 'code 0' "$work/status.txt" 2>/dev/null) did not"

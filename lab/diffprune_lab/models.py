@@ -1,4 +1,7 @@
-"""The reference models and pruners of the lab, as the library's loader finds them."""
+"""The reference models and pruners of the lab, as the library's loader finds them.
+
+Whatever model is loaded, this file is asked whether it is its own; so a world is imported where one of its models is.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,14 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from diffprune_lab.scarce.reference import NAME as SCARCE
-from diffprune_lab.scarce.reference import load_frozen
-from diffprune_lab.scenes import qwen
+from diffprune_lab.scarce import NAME as SCARCE
 from diffprune_lab.scenes.reference import ASSETS, SPECS, load_reference
+from diffprune_lab.scenes.sizes import SIZES_FILE
+
+
+def _load_scarce() -> tuple[Any, Any]:
+    from diffprune_lab.scarce.reference import load_frozen
+
+    return load_frozen()
+
 
 SHIPPED: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     **{name: partial(load_reference, name) for name in SPECS},
-    SCARCE: load_frozen,
+    SCARCE: _load_scarce,
 }
 
 
@@ -31,10 +40,18 @@ class LabModels:
         return {name: folder for name, folder in folders.items() if folder.is_dir()}
 
     def holds(self, name: str) -> bool:
-        return name in SHIPPED or qwen.named_in(name) is not None
+        if name in SHIPPED:
+            return True
+        if not Path(name, SIZES_FILE).is_file():
+            return False
+        from diffprune_lab.scenes import qwen
+
+        return qwen.named_in(name) is not None
 
     def load(self, name: str, **kwargs: Any) -> tuple[nn.Module, Any]:
         if name not in SHIPPED:
+            from diffprune_lab.scenes import qwen
+
             return qwen.load_model(name, **{"dtype": torch.float32, "attn_implementation": "sdpa", **kwargs})
         dtype = kwargs.pop("dtype", torch.float32)
         if isinstance(dtype, str):

@@ -1,5 +1,8 @@
 """The reference models and their scorer: found by name, and refused where they cannot follow."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
@@ -36,3 +39,15 @@ def test_a_name_that_can_be_no_model_is_answered_with_the_reference_models(name,
     monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ValueError, match=words):
         loading.load_base(name)
+
+
+def test_looking_for_a_model_imports_no_world_but_its_own() -> None:
+    code = (
+        "import sys; from diffprune_lab.models import SCENES\n"
+        "assert SCENES.holds('scenes-llava') and SCENES.holds('scarce-llava') and not SCENES.holds('.')\n"
+        "print(*(name for name in sys.modules if name.startswith(('diffprune_lab', 'transformers.models.qwen'))))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = set(run.stdout.split())
+    assert not {name for name in found if "qwen" in name or name.startswith("diffprune_lab.scarce.")}

@@ -85,6 +85,81 @@ def test_trainings_end_with_the_script_and_what_they_had_is_kept(tmp_path: Path)
         (tmp_path / "end").touch()  # for those that should have ended and did not
 
 
+def test_what_is_handed_on_comes_in_pieces_and_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    """Random bytes, which no packing makes smaller; pieces of before, or of a call that was cut off, go."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/weights").write_bytes(os.urandom(16 * 2**20))
+    for name in ("out.tgz.02", "out.tgz.new.02"):
+        (tmp_path / name).write_text("of before")
+    script = f". runs/packed_models.sh; pieces {tmp_path}/out.tgz -C {tmp_path} in"
+    subprocess.run(["bash", "-c", f"set -euo pipefail; {script}"], cwd=ROOT, check=True)
+    parts = sorted(tmp_path.glob("out.tgz*"))
+    assert [part.name for part in parts] == ["out.tgz.00", "out.tgz.01"]
+    assert all(part.stat().st_size <= 15 * 2**20 for part in parts)
+    whole = b"".join(part.read_bytes() for part in parts)
+    names = subprocess.run(["tar", "-tz"], input=whole, capture_output=True, check=True).stdout.decode().split()
+    assert names == ["in/", "in/weights"]
+
+
+def test_what_cannot_be_packed_leaves_the_pieces_of_before(tmp_path: Path) -> None:
+    (tmp_path / "x.tgz.00").write_bytes(b"of before")
+    script = f"set -uo pipefail; . {ROOT}/runs/packed_models.sh; cd {tmp_path}; pieces x.tgz -C {tmp_path} not-there"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
+    assert done.returncode != 0 and [path.name for path in tmp_path.iterdir()] == ["x.tgz.00"]
+    assert (tmp_path / "x.tgz.00").read_bytes() == b"of before"
+
+
+def test_scorers_of_all_sizes_are_asked_first_and_those_of_one_seed_once(tmp_path: Path) -> None:
+    python = executable(tmp_path / "python", "#!/usr/bin/env bash\nexit 0\n")
+    (tmp_path / "weights").mkdir()
+    for size in ("s", "m"):
+        (tmp_path / "weights" / size).mkdir()
+    script = "work=$1/work; mkdir -p $work; . runs/packed_models.sh; pack_models $1/in -C $1/weights s m"
+    subprocess.run(["bash", "-c", f"set -euo pipefail; {script}", "_", str(tmp_path)], cwd=ROOT, check=True)
+    own = {
+        "LEARNED": "diffprune diffprune[tau.start=1]@42 m:diffprune[groups=merged]",
+        "GROUPS_ASKED": "random,oracle",
+        "SEEDS": "42 123",
+        "SIZES": "s m",
+    }
+    subprocess.run(
+        [ROOT / "runs/scaling.sh", "probe", tmp_path / "in", tmp_path / "out", "abc1234"],
+        env={**os.environ, **own, "PYTHON": str(python), "WORK": str(tmp_path / "work"), "SIZE": "tiny"},
+        capture_output=True,
+        check=False,  # there is no table of answers that nobody gave
+    )
+    assert (tmp_path / "work/parts.txt").read_text().splitlines() == [
+        *("m diffprune 42", "m diffprune 123", "s diffprune 42", "s diffprune 123"),
+        *("m diffprune[tau.start=1] 42", "s diffprune[tau.start=1] 42"),
+        *("m diffprune[groups=merged] 42", "m diffprune[groups=merged] 123"),
+        *("m random,oracle 42,123", "s random,oracle 42,123"),
+    ]
+
+
+def test_answers_of_fewer_scorers_are_asked_anew_even_where_a_call_had_no_time(tmp_path: Path) -> None:
+    """Nobody answers here: what is looked at is what is left to be asked, and what it would go on from."""
+    python = executable(tmp_path / "python", "#!/usr/bin/env bash\nexit 0\n")
+    work = tmp_path / "work"
+    own = {"PYTHON": str(python), "WORK": str(work), "SIZE": "tiny", "SEEDS": "42", "FREE": "nothing"}
+
+    def asked(scorer: str) -> str:
+        (work / f"train/{scorer}-42").mkdir(parents=True, exist_ok=True)
+        (work / f"train/{scorer}-42/model.safetensors").touch()
+        script = [ROOT / "runs/study.sh", "eval", tmp_path / "out", "abc1234"]
+        subprocess.run(script, env={**os.environ, **own}, capture_output=True, check=False)
+        jobs = (work / "jobs/eval.txt").read_text().splitlines()
+        return next((job for job in jobs if job.startswith("eval-ours@42 ")), "")
+
+    assert "train/diffprune-42" in asked("diffprune")
+    answers = [work / f"eval/ours@42{suffix}" for suffix in (".json", ".answers.json")]
+    for path in answers:
+        path.touch()
+    assert asked("diffprune") == ""
+    for _ in range(2):
+        assert "train/diffprune-paper-42" in asked("diffprune-paper")
+        assert not any(path.exists() for path in answers)
+
+
 @pytest.mark.parametrize(
     "seeds, code, trains", [(" 42 123 456", 0, 1), ("42", 0, 1), ("", 0, 1), ("42 123", 3, 0), ("42 123", 0, 0)]
 )

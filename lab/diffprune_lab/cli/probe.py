@@ -109,7 +109,7 @@ def command(
       diffprune probe scaling --weights out/scaling/models --work out/scaling --out results --figures docs/img
     """
     given = SimpleNamespace(**locals())  # the options by name
-    check_names(methods)
+    check_names(methods, also=["oracle"])
     announce(f"probe {name}: loading", quiet=as_json)
     import torch
 

@@ -43,6 +43,7 @@ from diffprune_lab.probes.throttling import (
 )
 
 LEARNED = ("diffprune", "gumbel_ste")
+DIVERSE = "diffprune-diverse"  # the first one's scorer, deployed by worth and diversity
 PLAIN = "diffprune_plain"  # DiffPrune without the bridge, which is the paper's, where the trained one has it
 SEEDS = (42, 123, 456, 789, 1000)  # the paper's
 SCORER_OPTIM = OptimConfig(lr=5e-4)

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffprune.methods.base import Pruner, TrainablePruner
-from diffprune.methods.options import build_method
+from diffprune.methods.options import build_method, deployed_as
 from diffprune.ops import hard_topk, take_tokens
 from diffprune_lab.deit import Encoded
-from diffprune_lab.probes.bench import LEARNED, PLAIN, Bench
+from diffprune_lab.probes.bench import DIVERSE, LEARNED, PLAIN, Bench
 from diffprune_lab.probes.data import inside_box
 from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, budget_axis, figure, label, legend_below
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval, mean_and_spread
@@ -53,6 +53,8 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
         method.load_state_dict(final)
         for keep in settings.keeps:
             yield _accuracy(bench, dropping(bench, method), name, keep, seed)
+            if name == "diffprune":
+                yield _accuracy(bench, dropping(bench, deployed_as(method, asked=DIVERSE)), DIVERSE, keep, seed)
     random = build_method("random", seed=seed)
     for keep in settings.keeps:
         yield _accuracy(bench, dropping(bench, random), "random", keep, seed)
@@ -231,7 +233,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _draw_accuracy(axes, rows: Sequence[Row]) -> None:
     keeps = sorted({row["keep"] for row in rows if row["method"] != "full"})
-    for name in (*LEARNED, "random", "box"):
+    for name in (*LEARNED, DIVERSE, "random", "box"):
         line = sorted((row for row in rows if row["method"] == name), key=lambda row: row["keep"])
         if not line:
             continue

@@ -82,7 +82,7 @@ def rows_of(results: Path, name: str) -> list[Row] | None:
     return None if found is None else found.rows
 
 
-def summaries(rows: Sequence[Row], keep: int) -> dict[str, Row]:
+def summaries(rows: Sequence[Row], keep: int | float) -> dict[str, Row]:
     """The summary over all tasks of each method at a budget."""
     return {
         row["method"]: row
@@ -172,6 +172,11 @@ def reaches(found: Found, printed: float) -> str:
     return "more" if found.low > printed else "less" if found.high < printed else "agrees"
 
 
+def file_of(world: str, table: str) -> str:
+    """The name of a world's results file; the scarce world's main table is called by what it holds, all methods."""
+    return "scarce_methods" if (world, table) == ("scarce", "main") else f"{world}_{table}"
+
+
 Ask = Callable[[Sequence[Row]], Found | None]
 
 
@@ -180,9 +185,10 @@ def line(results: Path, statement: str, printed: str, file: str, ask: Ask, judge
     said: Row = {"statement": statement, "paper": printed}
     verdicts = []
     for world, prefix in WORLDS.items():
-        rows = rows_of(results, f"{prefix}_{file}")
+        name = file_of(prefix, file)
+        rows = rows_of(results, name)
         found = None if rows is None else ask(rows)
-        missing = f"no {prefix}_{file}.json" if rows is None else "no row"
+        missing = f"no {name}.json" if rows is None else "no row"
         said[world] = missing if found is None else str(found)
         verdicts.append("-" if found is None else judge(found))
     return {**said, "agrees (first / scarce)": " / ".join(verdicts)}
@@ -284,9 +290,10 @@ def about_table1(results: Path) -> str:
     """The best methods of each world beside the paper's numbers, by budget."""
     parts = []
     for world, prefix in WORLDS.items():
-        rows = rows_of(results, f"{prefix}_main")
+        file = file_of(prefix, "main")
+        rows = rows_of(results, file)
         if rows is None:
-            parts.append(f"The {world}: not yet run, there is no `results/{prefix}_main.json`.\n")
+            parts.append(f"The {world}: not yet run, there is no `results/{file}.json`.\n")
             continue
         by_budget = {keep: summaries(rows, keep) for keep in RETENTION}
         names = [name for rule in RULES.values() for name in rule] + ["gumbel_ste", "random", "oracle"]
@@ -304,7 +311,7 @@ def about_table1(results: Path) -> str:
             }
             if cells:
                 table.append({"method": label(name), **cells})
-        parts.append(f"The {world} (`results/{prefix}_main.json`):\n\n{markdown_table(table)}")
+        parts.append(f"The {world} (`results/{file}.json`):\n\n{markdown_table(table)}")
     return "\n".join(parts)
 
 

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffprune.atomic import write_text
-from diffprune_lab.probes.comparison import PAGES, results_of
+from diffprune_lab.probes import comparison, tables
+from diffprune_lab.probes.comparison import results_of
 from diffprune_lab.probes.figures import ORDER, label
 from diffprune_lab.probes.findings import FINDINGS
 from diffprune_lab.probes.run import BACKBONES_FILE
 from diffprune_lab.probes.store import Row
 
 _BLOCK = re.compile(r"(<!-- probe: (?P<name>[\w-]+) -->\n).*?(<!-- end of probe -->)", re.DOTALL)
+PAGES = {**comparison.PAGES, **tables.PAGES}
 WITHOUT_FIGURE = (BACKBONES_FILE, "scenes_next", "scenes_main")
 
 

@@ -10,6 +10,9 @@ from diffprune.atomic import replacing
 LABELS = {
     "diffprune": "DiffPrune",
     "diffprune_plain": "DiffPrune, no bridge",
+    "diffprune-diverse": "DiffPrune, diverse choice",
+    "diffprune-paper": "DiffPrune, paper's recipe",
+    "diffprune-joined": "DiffPrune, attention across tiles",
     "gumbel_ste": "Gumbel-STE",
     "random": "random",
     "box": "random in the box",
@@ -23,6 +26,7 @@ LABELS = {
 COLOURS = {
     "diffprune": "#c0392b",
     "diffprune_plain": "#e59866",
+    "diffprune-diverse": "#7b241c",
     "gumbel_ste": "#2c6fbb",
     "random": "#8a8a8a",
     "full": "#222222",

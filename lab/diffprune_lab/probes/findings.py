@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from diffprune.evaluate.rows import NO_RIVALS
 from diffprune.results import markdown_table
 from diffprune_lab.probes import coherence, relevance, scaling
-from diffprune_lab.probes.bench import LEARNED, PLAIN, SUPERVISED
+from diffprune_lab.probes.bench import DIVERSE, LEARNED, PLAIN, SUPERVISED
 from diffprune_lab.probes.figures import backbones_of, label
 from diffprune_lab.probes.run import BACKBONES_FILE
 from diffprune_lab.probes.store import Row
@@ -43,7 +43,7 @@ def about_coherence(rows: Sequence[Row]) -> str:
     ]
     accuracy = []
     for backbone in backbones_of(rows):
-        for name in (*LEARNED, "random", "box", "full"):
+        for name in ("diffprune", DIVERSE, "gumbel_ste", "random", "box", "full"):
             line = {
                 f"{100 * row['keep']:g} %": f"{row['top1']:.1f} ± {row['top1_std']:.1f}"
                 for row in sorted(rows, key=lambda row: row["keep"])
@@ -55,15 +55,17 @@ def about_coherence(rows: Sequence[Row]) -> str:
 
 
 def about_relevance(rows: Sequence[Row]) -> str:
-    """DiffPrune, the centre square, the nearest of the other methods, and the supervised upper bound."""
+    """DiffPrune by both choices, the centre square, the nearest other method, and the supervised upper bound."""
     table = []
     for backbone in backbones_of(rows):
         for keep in BUDGETS:
             chosen = {row["method"]: row for row in rows if row["backbone"] == backbone and row["keep"] == keep}
-            others = [row for name, row in chosen.items() if name not in (*LEARNED, SUPERVISED)]
+            others = [row for name, row in chosen.items() if name not in (*LEARNED, DIVERSE, SUPERVISED)]
             nearest = min(others, key=lambda row: row["lead"], default={"method": "centre"})["method"]
             table += [
-                chosen[name] for name in dict.fromkeys(("diffprune", "centre", nearest, SUPERVISED)) if name in chosen
+                chosen[name]
+                for name in dict.fromkeys(("diffprune", DIVERSE, "centre", nearest, SUPERVISED))
+                if name in chosen
             ]
     columns = ["backbone", "method", "keep", "cut", "inside", "chance", "lift", "ci95", "lead", "lead_ci95", "n_seeds"]
     return markdown_table(table, [*columns, *relevance.MOMENTS])
@@ -79,8 +81,8 @@ def about_scaling(rows: Sequence[Row]) -> str:
         place, name, kept = (row["backbone"], row["pruned"]), row["method"], f"{row['retention']:.1f}"
         line = table.setdefault(place, {"model": row["backbone"], "pruned %": f"{row['pruned']:g}"})
         if scaling.is_learned(name):
-            change = name.removeprefix(scaling.LEARNED).strip("[]") or label(scaling.LEARNED)
-            line[change] = kept + (f" ± {row['retention_std']:.1f}" if "retention_std" in row else "")
+            change = label(name) if name in (scaling.LEARNED, scaling.DIVERSE) else name.removeprefix(scaling.LEARNED)
+            line[change.strip("[]")] = kept + _spread(row)
         elif name in ("random", "oracle"):
             line[name] = kept
         elif row["retention"] > best.get(place, 0.0):
@@ -89,6 +91,16 @@ def about_scaling(rows: Sequence[Row]) -> str:
         line["paper, Qwen2.5-VL-7B"] = PAPER_QWEN.get(row["pruned"], "")
     ordered = [table[place] for place in sorted(table, key=lambda place: (scaling.BACKBONES.index(place[0]), place[1]))]
     return f"{markdown_table(ordered)}\n{INSIDE}\n"
+
+
+def _spread(row: Row) -> str:
+    """The interval over seeds and questions of what several seeds gave; else, of older files, the seeds' deviation."""
+    if row["n_seeds"] == 1:
+        return ""
+    if "seeds" not in row.get("ci_over", ""):
+        return f" ± {row['retention_std']:.1f}"
+    low, high = row["ci95"]
+    return f" ({low:.1f} to {high:.1f})"
 
 
 def _marked(row: Row) -> str:
@@ -118,8 +130,7 @@ def about_scenes_next(rows: Sequence[Row]) -> str:
     for row in rows:
         if "retention" in row and row["method"] != "full":
             line = table.setdefault(row["method"], {"method": _marked(row)})
-            spread = f" ± {row['retention_std']:.1f}" if row["n_seeds"] > 1 else ""
-            line[f"K = {row['keep']}"] = f"{row['retention']:.1f}{spread}"
+            line[f"K = {row['keep']}"] = f"{row['retention']:.1f}{_spread(row)}"
     return f"{markdown_table(list(table.values()))}\n{INSIDE}\n"
 
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffprune.methods.base import Pruner, TrainablePruner
-from diffprune.methods.options import build_method
+from diffprune.methods.options import build_method, deployed_as
 from diffprune.registry import METHODS
 from diffprune_lab.deit import DeiT
 from diffprune_lab.probes.agreement import fixed_logits
-from diffprune_lab.probes.bench import LEARNED, SUPERVISED, Bench
+from diffprune_lab.probes.bench import DIVERSE, LEARNED, SUPERVISED, Bench
 from diffprune_lab.probes.data import Photos, inside_box
 from diffprune_lab.probes.figures import COLOURS, ORDER, backbones_of, figure, label
 from diffprune_lab.probes.store import SEEDS, Cell, Row, collect, interval
@@ -102,7 +102,8 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     photos = small_boxes(bench.photos, bench.cut_open().side)
     chance = 100 * inside_box(photos.boxes, bench.cut_open().side).double().mean(-1)
     own_cut = bench.cut_open().cut
-    scorers = {name: bench.scorer(name, seed) for name in LEARNED}
+    trained = {name: bench.scorer(name, seed) for name in LEARNED}
+    scorers: dict[str, Pruner] = {**trained, DIVERSE: deployed_as(trained["diffprune"], asked=DIVERSE)}
     if (supervised := bench.supervised(seed)) is not None:
         scorers[SUPERVISED] = supervised
     learned = shares_inside(bench, photos, scorers, own_cut)
@@ -111,7 +112,7 @@ def measure(bench: Bench, seed: int) -> Iterator[Cell]:
     for cut in cuts:
         found.setdefault(cut, {}).update(_untrained(bench, photos, cut, untrained_methods() - BLIND))
     keeps, taus = bench.settings.box_keeps, bench.settings.temperatures
-    preferences = box_preference(bench, scorers["diffprune"], photos, seed, keeps=keeps, taus=taus)
+    preferences = box_preference(bench, trained["diffprune"], photos, seed, keeps=keeps, taus=taus)
     for name in (*scorers, *sorted(untrained_methods())):
         for keep in keeps:
             ours = learned["diffprune", keep]

@@ -370,7 +370,8 @@ def collect(work: Path, out: Path, *, settings: ScalingSettings, device: str, co
             answers = sorted(joined.answers[1:], key=lambda one: (_place(one.entry.method), one.entry.seed))
             answers = [joined.answers[0], *choose_runs([joined.answers[0], *answers])[1:]]
             seeds |= {one.entry.seed for one in answers if _has_seed(one.entry.method)}
-            versus = LEARNED if any(one.entry.method == LEARNED for one in answers) else None
+            there = {one.entry.method for one in answers}
+            versus = next((name for name in (DIVERSE, LEARNED) if name in there), None)
             origins = read_origins(files, sheets)
             found = quality_rows(answers, joined.answers[0], versus=versus, chance=joined.chance, origins=origins)
             rows += [{"backbone": backbone, **row, **_rate(row)} for row in found]

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diffprune_lab.probes import scaling
-from diffprune_lab.probes.figures import COLOURS, figure, legend_below
+from diffprune_lab.probes.figures import COLOURS, figure, label, legend_below
 from diffprune_lab.probes.store import Row
 
 DRAWN_AS = {
-    scaling.LEARNED: ("o-", COLOURS["diffprune"], "DiffPrune from tau 2, the paper's start"),
-    f"{scaling.LEARNED}[tau.start=0.25]": ("s-", COLOURS["centre"], "DiffPrune from tau 0.25"),
+    scaling.LEARNED: ("o-", COLOURS["diffprune"], label(scaling.LEARNED)),
+    scaling.DIVERSE: ("s-", COLOURS["diffprune-diverse"], label(scaling.DIVERSE)),
     "random": ("^--", COLOURS["random"], "random"),
 }
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Retention by pruning rate with its deviation over seeds: the smaller the model, the more the start matters."""
+    """Retention by pruning rate with its deviation over seeds."""
     summary = [row for row in rows if "retention" in row]
     names = [name for name in scaling.BACKBONES if any(row["backbone"] == name for row in rows)]
     with figure(path, len(names), height=2.9, share_y=True) as axes:

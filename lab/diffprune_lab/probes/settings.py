@@ -13,7 +13,7 @@ class ProbeSettings:
 
     Args:
         steps: Of a scorer's training; `batch` pictures each, every step with a budget of its own between `train_keep`,
-            at temperatures that fall from the first of `temperatures` to the second.
+            which are those that are judged, at temperatures that fall from the first of `temperatures` to the second.
         moments: Shares of that training at which gradients are compared.
         keep: Budget at which gradients and losses are looked at.
         keeps: Budgets at which accuracy is measured; `box_keeps` those of relevance.
@@ -31,7 +31,7 @@ class ProbeSettings:
     steps: int = 200
     batch: int = 128
     moments: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    train_keep: tuple[float, float] = (0.25, 0.75)
+    train_keep: tuple[float, float] = (0.0556, 0.7)
     temperatures: tuple[float, float] = (2.0, 0.1)
     keep: float = 0.25
     keeps: tuple[float, ...] = (0.0556, 0.1111, 0.2222, 0.3333, 0.5, 0.7)

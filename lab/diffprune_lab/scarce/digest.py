@@ -1,6 +1,6 @@
 """One number for what is frozen: the code of the world, of its tasks and of its oracle, and the weights on it.
 
-python -m diffprune_lab.scarce.digest results/scarce_main.json      writes it into every row of these files
+python -m diffprune_lab.scarce.digest results/scarce_methods.json      writes it into every row of these files
 """
 
 import argparse

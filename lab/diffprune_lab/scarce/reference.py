@@ -7,10 +7,10 @@ from pathlib import Path
 
 from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
 
+from diffprune_lab.scarce import NAME as NAME
 from diffprune_lab.scarce.language import all_texts
 from diffprune_lab.scenes import reference
 
-NAME = "scarce-llava"
 SPECS = {
     NAME: reference.ReferenceSpec(
         patch=8,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+import diffprune_lab
 from diffprune.evaluate.session import Asked
 from diffprune.results import write_results
 
@@ -43,13 +44,15 @@ def run(
     add("--out", type=Path, required=True, help="results file to write")
     add("--commit", help="commit to record where there is no git checkout")
     given = vars(parser.parse_args(arguments))
+    diffprune_lab.join()  # where it is not installed its tasks and models are known all the same
     models, out = given.pop("model"), given.pop("out")
     pruners = dict(one.split("=", 1) for one in given.pop("pruner"))
     rows: list[dict[str, Any]] = []
     notes = [f"{given['questions']} scored questions a task; the scenes tasks are stand-ins"]
     for name, folder in (one.split("=", 1) for one in models):
         own_out = out.parent / f"{out.stem}-{name}.json"
-        asked = Asked(model=folder, pruner=pruners.get(name, "none"), out=own_out, **given)
+        methods = given["methods"] + (",diffprune-diverse" if name in pruners else "")  # by the same scorers
+        asked = Asked(model=folder, pruner=pruners.get(name, "none"), out=own_out, **{**given, "methods": methods})
         own, said = measure(name, asked)
         rows, notes = rows + own, notes + said
         seeds = sorted({row["seed"] for row in rows if "seed" in row})

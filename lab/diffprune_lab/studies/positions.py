@@ -60,6 +60,7 @@ def joined_rows(outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
         method = row["method"].removesuffix(PACKED)
         rule = POSITIONS[row["method"].endswith(PACKED)]
         more = {"versus": POSITIONS[0]} if "versus" in row else {}
+        row.pop("rank", None)  # best of two rules is not best of the methods
         out.append({**row, "method": method, "positions": rule, **more, **origins.get(method, {})})
     return out
 

@@ -15,7 +15,7 @@ from diffprune_lab.probes.store import Store
 def test_the_page_is_what_the_results_say(root: Path) -> None:
     text = (root / "docs/evidence.md").read_text()
     assert text == evidence.refresh(text, root / "results"), "run python -m diffprune_lab.probes.evidence"
-    for name in comparison.PAGES:
+    for name in evidence.PAGES:
         assert f"<!-- probe: {name} -->" in text
     for name in findings.FINDINGS:
         assert f"<!-- probe: {name} -->" in text
@@ -45,18 +45,39 @@ def test_a_block_of_no_probe_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_method_inside_the_language_model_has_a_mark(tmp_path: Path) -> None:
-    ours = {"method": "diffprune", "keep": 320, "retention": 97.25, "retention_std": 0.5, "n_seeds": 3}
-    other = {"method": "fastv", "keep": 320, "retention": 95.0, "retention_std": 0.0, "n_seeds": 1, "average": 500.0}
+    ours = {
+        "method": "diffprune",
+        "keep": 320,
+        "retention": 97.25,
+        "ci95": [96.75, 97.75],
+        "ci_over": "seeds and questions",
+        "n_seeds": 3,
+    }
+    other = {"method": "fastv", "keep": 320, "retention": 95.0, "ci95": [94, 96], "n_seeds": 1, "average": 500.0}
     write_results(tmp_path / "scenes_next.json", name="x", rows=[ours, other], notes="a trial", commit="abc1234")
     said = evidence.block("scenes_next", tmp_path)
-    assert "| DiffPrune | 97.2 ± 0.5 |" in said and "| fastv* | 95.0 |" in said and ".png" not in said
+    assert "| DiffPrune | 97.2 (96.8 to 97.8) |" in said and "| fastv* | 95.0 |" in said and ".png" not in said
 
 
 def test_the_best_method_without_training_is_named_by_size_and_rate() -> None:
-    row = {"backbone": "scenes-qwen-s", "pruned": 88.9, "retention_std": 1.0}
-    kept = {"diffprune": 90.0, "diffprune[tau.start=0.5]": 80.0, "random": 60.0, "gots": 91.0, "divprune": 92.0}
+    row = {
+        "backbone": "scenes-qwen-s",
+        "pruned": 88.9,
+        "ci95": [70.0, 95.0],
+        "ci_over": "seeds and questions",
+        "n_seeds": 3,
+    }
+    kept = {
+        "diffprune": 90.0,
+        "diffprune-diverse": 91.5,
+        "diffprune[tau.start=0.5]": 80.0,
+        "random": 60.0,
+        "gots": 91.0,
+        "divprune": 92.0,
+    }
     said = findings.about_scaling([{**row, "method": name, "retention": value} for name, value in kept.items()])
-    assert "| 90.0 ± 1.0 |" in said and "| 80.0 ± 1.0 |" in said and "| 92.0 (divprune) |" in said
+    assert "| DiffPrune, diverse choice |" in said and "| tau.start=0.5 |" in said
+    assert all(f"| {kept} (70.0 to 95.0) |" in said for kept in (90.0, 91.5, 80.0)) and "| 92.0 (divprune) |" in said
     assert "gots" not in said and "93.1" in said
 
 
@@ -131,7 +152,7 @@ def test_a_statement_agrees_by_its_interval_and_not_by_its_mean(tmp_path: Path) 
     assert behind is not None and comparison.verdict(behind, 1.4) == "opposite"
     kept = comparison.Found(97.5, 97.0, 98.0)
     assert [comparison.reaches(kept, printed) for printed in (96.5, 97.6, 99.0)] == ["more", "agrees", "less"]
-    write_results(tmp_path / "scarce_main.json", name="scarce_main", rows=rows, notes="a trial", commit="abc1234")
+    write_results(tmp_path / "scarce_methods.json", name="scarce_methods", rows=rows, notes="a trial", commit="abc1234")
     said = comparison.about_paper(tmp_path)
     assert (
         "| ahead of the next best at 64 (ours) | 1.4 | no scenes_main.json | 3.5 (2.0 to 5.0, gots) | - / agrees |"
@@ -153,3 +174,60 @@ def test_what_is_read_behind_the_block_is_told_against_chance(tmp_path: Path) ->
     assert "no such token" in comparison.about_leak(
         tmp_path
     ) and "no `results/scenes_leak.json`" in comparison.about_leak(tmp_path)
+
+
+def test_one_config_is_told_model_by_model_beside_the_best_known_start(tmp_path: Path) -> None:
+    def rows_of(
+        method: str, backbone: str, keep: float, by_seed: list[float], **more: object
+    ) -> list[dict[str, object]]:
+        place = {"method": method, "backbone": backbone, "keep": keep, **more}
+        tasks = [
+            {**place, "seed": seed, "task": task, "score": kept, "full_score": 100.0}
+            for seed, kept in enumerate(by_seed)
+            for task in ("a", "b")
+        ]
+        mean = sum(by_seed) / len(by_seed)
+        return [*tasks, {**place, "retention": mean, "ci95": [mean - 1, mean + 1], "n_seeds": len(by_seed)}]
+
+    start = "diffprune[tau.drawn=false;tau.start=0.25]"
+    recipe = [
+        *rows_of("diffprune", "scenes-nano", 0.1111, [97.0, 99.0, 98.0], recipe="bridge"),
+        *rows_of(start, "scenes-nano", 0.1111, [97.5], recipe="bridge"),
+        *rows_of("diffprune", "scarce-llava", 0.1111, [97.0, 90.0, 98.0], recipe="bridge"),
+        *rows_of(start, "scarce-llava", 0.1111, [97.5], recipe="bridge"),
+    ]
+    old = rows_of("diffprune", "scenes-qwen-s", 0.1111, [60.0])  # of before rows had a recipe: another training
+    for name, rows in (("recipe", recipe), ("scaling", old)):
+        write_results(tmp_path / f"{name}.json", name=name, rows=rows, notes="a trial", commit="abc1234")
+    said = evidence.block("recipe", tmp_path)
+    assert "| scenes-nano | 3 | 98.0 (97.0 to 99.0) | 97.0 | 97.5 (from 0.25) | yes |" in said
+    assert "| scarce-llava | 3 | 95.0 (94.0 to 96.0) | 90.0 | 97.5 (from 0.25) | no |" in said
+    assert "| scenes-qwen-s | - | no row |" in said.replace("|  |", "| - |")
+    assert "no scenes_next.json" in said
+
+
+def test_tables_of_our_own_scorers_are_there_with_their_files(tmp_path: Path) -> None:
+    for name in ("rivals", "any_budget", "throttled"):
+        assert f"there is no `results/scarce_{name}.json`" in evidence.block(name, tmp_path)
+    rows = [
+        row("diffprune", 96.0, n_seeds=5, recipe="bridge"),
+        row(
+            "diffprune-throttled",
+            97.0,
+            n_seeds=5,
+            recipe="bridge",
+            versus="diffprune",
+            lead=-1.0,
+            lead_ci95=[-2.0, 0.5],
+        ),
+        row("diffprune-dedicated", 95.0, n_seeds=3, recipe="bridge"),
+        row("visionselector", 94.0, n_seeds=5, recipe="default"),
+        row("gots", 93.0, n_seeds=1),
+    ]
+    for name in ("rivals", "any_budget", "throttled"):
+        write_results(tmp_path / f"scarce_{name}.json", name=name, rows=rows, notes="a trial", commit="abc1234")
+    rivals = evidence.block("rivals", tmp_path)
+    assert "| visionselector | 5 | 94.0 (93.5 to 94.5) |" in rivals and "gots" not in rivals
+    assert "| diffprune-dedicated | 95.0 (94.5 to 95.5) |" in evidence.block("any_budget", tmp_path)
+    gap = "| DiffPrune | 64 | 5 | 97.0 (96.5 to 97.5) | 96.0 (95.5 to 96.5) | 1.0 (-0.5 to 2.0) |"
+    assert gap in evidence.block("throttled", tmp_path)

@@ -10,7 +10,6 @@ import torch
 
 from diffprune.methods.options import build_method
 from diffprune.ops import take_tokens
-from diffprune.results import read_results
 from diffprune.types import VisualTokens
 from diffprune_lab.probes import alignment, coherence, landscape, relevance
 from diffprune_lab.probes.bench import Bench
@@ -133,7 +132,7 @@ def test_coherence_compares_both_methods_along_training(bench: Bench, measured, 
         if "ratio" in row:
             assert row["method"] != "gumbel_ste" and row["ratio"] >= row["ratio_at_least"]
     accuracy = {(row["method"], row["keep"]): row["top1"] for row in rows if "top1" in row}
-    assert {name for name, _ in accuracy} == {"diffprune", "gumbel_ste", "random", "box", "full"}
+    assert {name for name, _ in accuracy} == {"diffprune", "diffprune-diverse", "gumbel_ste", "random", "box", "full"}
     assert accuracy["full", 1.0] == pytest.approx(bench.classifier.training.top1, abs=0.01)
 
 
@@ -237,7 +236,16 @@ def test_relevance_of_random_is_chance_and_every_lead_is_against_diffprune(
 ) -> None:
     rows = {(row["method"], row["keep"]): row for row in rows_of(relevance, measured, tmp_path)}
     methods = {name for name, _ in rows}
-    assert {"diffprune", "gumbel_ste", "supervised", "random", "centre", "cls_attention", "divprune"} <= methods
+    assert {
+        "diffprune",
+        "diffprune-diverse",
+        "gumbel_ste",
+        "supervised",
+        "random",
+        "centre",
+        "cls_attention",
+        "divprune",
+    } <= methods
     assert {"full", "fastv", "mmtok", "oc_vtp"}.isdisjoint(methods)
     for keep in bench.settings.box_keeps:
         low, high = rows["random", keep]["ci95"]
@@ -344,9 +352,9 @@ def test_centre_without_a_grid_says_what_is_missing() -> None:
         build_method("centre").select(VisualTokens(x=torch.zeros(1, 4, 1)), torch.tensor([1]))
 
 
-def test_full_settings_are_those_of_the_paper_and_of_the_recorded_runs(root: Path) -> None:
+def test_full_settings_are_those_of_the_paper_and_train_for_the_budgets_that_are_judged() -> None:
     settings = SIZES["full"]
-    assert settings.recipe in read_results(root / "results/coherence.json").notes
+    assert settings.train_keep == (min(settings.keeps), max(settings.keeps))
     assert (settings.batches, settings.pictures, settings.line, settings.draws) == (32, 64, 101, 100_000)
     assert (settings.shape.side // settings.shape.patch) ** 2 >= 196
     assert math.isclose(settings.keeps[1] * 256, 28.44, abs_tol=0.01)

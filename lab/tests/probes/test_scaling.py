@@ -71,7 +71,7 @@ def test_a_trial_trains_a_scorer_answers_and_goes_on_where_it_stopped(probe, tmp
     scorer = tmp_path / "scaling/scorers/scenes-qwen-s-diffprune-42/model.safetensors"
     made = scorer.stat().st_mtime_ns
 
-    asked = ("diffprune", scaling.PAPER, "random", "hidden_norm[layer=1]")
+    asked = ("diffprune", scaling.PAPER, "random", "hidden_norm[layer=1]", "oracle")
     code, out, err = probe(*arguments, "--methods", ",".join(asked))
     assert code == 0, err
     assert scorer.stat().st_mtime_ns == made

@@ -120,9 +120,9 @@ def test_the_digest_is_written_into_every_row_and_nothing_else_changes(tmp_path:
     bare = [
         {key: value for key, value in row.items() if key != "digest"} for row in source["rows"] if "line" not in row
     ]
-    path = tmp_path / "scarce_main.json"
+    path = tmp_path / "scarce_methods.json"
     path.write_text(json.dumps({**source, "rows": bare}))
-    digest.main([str(path), str(tmp_path / "scarce_main.answers.json")])  # answers lie beside it and are passed over
+    digest.main([str(path), str(tmp_path / "scarce_methods.answers.json")])  # answers lie beside it and are passed over
     found = json.loads(path.read_text())
     assert {row.pop("digest") for row in found["rows"]} == {FROZEN}
     assert found == {**source, "rows": bare}
