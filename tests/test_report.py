@@ -258,3 +258,13 @@ def test_a_method_that_tables_call_otherwise_is_explained_where_it_is_there():
     page = render_page({"x": found("x", rows)})
     assert "| fastervlm | 90.0 |" in page and "`fastervlm` is also known as `cls_attention`." in page
     assert "also known as" not in render_page({"x": found("x", [row | {"method": "random"} for row in rows])})
+
+
+def test_a_long_page_begins_with_where_to_find_what():
+    rows = [{"method": "random", "keep": 64, "retention": 90.0 + index} for index in range(7)]
+    files = {f"kept{index}": found(f"kept{index}", [row]) for index, row in enumerate(rows)}
+    files["ttft"] = found("ttft", [{**ROW, "method": "full", "batch": 1, "ttft_ms": 20.0}])
+    assert "](#" not in render_page(files)
+    page = render_page({**files, "leak": found("leak", [{"recipe": "paper", "read": 12.5}])})
+    assert "- answers: [kept0](#kept0), " in page and page.count("](#kept") == 7
+    assert "- time and memory: [ttft](#ttft)\n- everything else: [leak](#leak)\n\n## kept0\n" in page

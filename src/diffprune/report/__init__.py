@@ -41,6 +41,7 @@ ABOUT = {  # methods, as tables name them, of which a reader must know one more 
     "holov-paper": "`holov-paper` is HoloV as its paper has it, `holov` as its release works.",
 }
 WORDS = {"taught": "supervised upper bound"}  # what recorded notes call otherwise
+SCREENFUL = 8  # files whose sections are found without a table of contents
 ANSWERS = ".answers.json"  # what `diffprune eval` keeps beside its results: every answer, not committed
 _BLOCK = re.compile(
     r"(<!-- results: (?P<name>[\w-]+)(?P<short>, short(?:, (?P<methods>[^>]+?))?)? -->\n)"
@@ -106,6 +107,7 @@ def render_page(
     shown = {row.get("method") for results in found.values() for row in name_rows(results.rows)}
     if more := [words for method, words in ABOUT.items() if method in shown]:
         head += "\n".join(more) + "\n"
+    head += _contents(found)
     sections: list[str] = []
     for name, results in found.items():
         own = _summary(results)
@@ -121,6 +123,19 @@ def render_page(
         )
         sections.append(f"## {name}\n\n{note}{text}".rstrip("\n") + "\n")
     return "\n".join([head, *sections])
+
+
+def _contents(found: Mapping[str, Results]) -> str:
+    """Links to the sections of a page too long to leaf through, by what is measured."""
+    if len(found) <= SCREENFUL:
+        return ""
+    kinds: dict[str, list[str]] = {"answers": [], "time and memory": [], "everything else": []}
+    for name, results in found.items():
+        keys = {key for row in results.rows for key in row}
+        timed = any(key.endswith(("_ms", "_s", "_gb")) for key in keys)
+        kind = "answers" if "retention" in keys else "time and memory" if timed else "everything else"
+        kinds[kind].append(f"[{name}](#{name})")
+    return "\n" + "".join(f"- {kind}: {', '.join(links)}\n" for kind, links in kinds.items() if links)
 
 
 def _summary(results: Results) -> dict[str, list[tuple[Any, ...]]]:
