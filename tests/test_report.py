@@ -92,6 +92,19 @@ def test_selection_without_a_number_is_a_dash_with_its_reason():
     assert "Not in the table: 64 of 576, batch 32 (no time was left)." in page
 
 
+def test_a_selection_without_its_kernels_has_a_line_of_its_own():
+    row = {"method": "gots", "num_visual": 576, "num_kept": 64, "batch": 1, "calls": 30, "graph_ms": None}
+    page = render_tables([row | {"pruner_ms": 0.5}, row | {"pruner_ms": 9.0, "steps": "torch"}])
+    assert "| gots | 0.5 |" in page and "| gots, steps by torch | 9 |" in page
+
+
+def test_a_selection_that_was_called_once_is_named():
+    row = {"num_visual": 576, "num_kept": 64, "batch": 1}
+    cold = row | {"method": "holov", "calls": 1, "pruner_ms": 1198.0}
+    page = render_tables([cold, row | {"method": "gots", "calls": 1, "pruner_ms": 600.0}])
+    assert page.endswith("loading kernels is in the time: holov at 64 of 576, batch 1.\n")
+
+
 def test_a_selection_in_parts_says_how_many_images_there_were_at_a_time():
     row = {"method": "holov", "num_visual": 576, "num_kept": 64, "calls": 1, "pruner_ms": 9.0}
     page = render_tables([row | {"batch": 1}, row | {"batch": 32, "at_once": 8}])

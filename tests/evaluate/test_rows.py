@@ -87,6 +87,17 @@ def test_best_and_second_are_marked_only_where_they_are_ahead_of_all_below() -> 
     assert not any("rank" in row for row in summaries([*seeds, answered("b", 8, 0, 0.7)]).values())
 
 
+@pytest.mark.parametrize("versus", ["ours", "near"])
+def test_a_mark_claims_no_lead_that_the_correction_does_not_hold(versus: str) -> None:
+    two = [answered("ours", 8, 0, 0.90), answered("near", 8, 7, 0.83)]
+    assert summaries(two, versus=versus)["ours", 8]["rank"] == 1
+    same = two[("ours", "near").index(versus)]
+    more = [Answers(Entry(f"m{n}", 4, 0), same.said, same.score, same.raw, same.units) for n in range(40)]
+    more.append(Answers(Entry(versus, 4, 0), same.said, same.score, same.raw, same.units))
+    rows = summaries([*two, *more], versus=versus)
+    assert "rank" not in rows["ours", 8] and "rank" not in rows["near", 8]
+
+
 def test_rows_say_where_a_run_comes_from_and_summaries_name_each_origin_once() -> None:
     runs = [answered("ours", 64, seed, 0.9) for seed in (1, 2, 3)]
     origins = {

@@ -167,20 +167,26 @@ def add_intervals(
             "lead_holds": p < LEVEL and not low <= 0 <= high,
         }
     for keep in dict.fromkeys(keep for _, keep in by_cell):
-        _rank([row for row in rows if row["keep"] == keep], over_seeds)
+        _rank([row for row in rows if row["keep"] == keep], over_seeds, versus)
 
 
-def _rank(rows: Sequence[dict[str, Any]], over_seeds: Mapping[Cell, Float[np.ndarray, " resamples"]]) -> None:
+def _rank(
+    rows: Sequence[dict[str, Any]], over_seeds: Mapping[Cell, Float[np.ndarray, " resamples"]], versus: str | None
+) -> None:
     """Mark the best method of a budget, and the second, where the interval of its lead over all below leaves 0 out.
 
-    To be ahead of all is to pass every one of these tests, so their number asks for no correction.
+    To be ahead of all is to pass every one of these tests, so their number asks for no correction; but what the leads
+    of `versus` do not claim is not claimed by a mark.
     """
     rivals = [row for row in rows if row["method"] not in NO_RIVALS and not row["method"].endswith("-throttled")]
     rivals.sort(key=lambda row: -row["retention"])
     for place, row in enumerate(rivals[:2]):
         own = over_seeds[row["method"], row["keep"]]
-        below = [over_seeds[other["method"], other["keep"]] for other in rivals[place + 1 :]]
-        if not below or any(interval(own - other)[0] <= 0 for other in below):
+        below = rivals[place + 1 :]
+        claimed = below if row["method"] == versus else [row] if versus in {other["method"] for other in below} else []
+        if not below or not all(one.get("lead_holds", True) for one in claimed):
+            return
+        if any(interval(own - over_seeds[other["method"], other["keep"]])[0] <= 0 for other in below):
             return
         row["rank"] = place + 1
 

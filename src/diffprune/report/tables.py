@@ -132,11 +132,15 @@ def _by_method(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
+ONCE_MS = 1_000.0  # a call that takes longer is not made again
 NO_GRAPH = "no CUDA graph: it waits for the device, has no room for a copy, or takes over 0.2 s"
 
 
 def _selection_tables(rows: Sequence[Row]) -> list[str]:
-    """Methods by shapes: ms launched one operation after the other, and replayed as a CUDA graph where one was made."""
+    """Methods by shapes: ms launched one operation after the other, and replayed as a CUDA graph where one was made.
+
+    A method measured without its kernels too has a line for that.
+    """
     methods: dict[str, dict[str, Any]] = {}
     shapes: dict[str, None] = {}
     has_graphs = any(row.get("graph_ms") is not None for row in rows)
@@ -146,7 +150,8 @@ def _selection_tables(rows: Sequence[Row]) -> list[str]:
         if has_graphs and isinstance(cell, int | float):
             graph = row.get("graph_ms")
             cell = f"{format_value(cell)} / {DASH if graph is None else format_value(graph)}"
-        methods.setdefault(row["method"], {"method": row["method"]})[shape] = cell
+        name = ", steps by ".join(filter(None, (row["method"], row.get("steps"))))
+        methods.setdefault(name, {"method": name})[shape] = cell
         shapes[shape] = None
     title = f"Launched from Python / replayed as a CUDA graph ({DASH}: {NO_GRAPH}):\n"
     parts = [title if has_graphs else "Launched from Python:\n"]
@@ -157,6 +162,12 @@ def _selection_tables(rows: Sequence[Row]) -> list[str]:
         if "at_once" in row
     ]:
         parts.append(f"So many images at a time, for want of memory: {', '.join(in_parts)}.\n")
+    if cold := [
+        f"{row['method']} at {row['num_kept']:,} of {row['num_visual']:,}, batch {row['batch']}"
+        for row in rows
+        if row.get("calls") == 1 and row["pruner_ms"] > ONCE_MS
+    ]:
+        parts.append(f"Called once, without a warm-up, so that loading kernels is in the time: {', '.join(cold)}.\n")
     return parts
 
 
