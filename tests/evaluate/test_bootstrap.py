@@ -108,7 +108,7 @@ def test_an_interval_of_95_percent_covers_in_about_95_of_100_worlds():
 
 
 def test_holm_s_rule_holds_for_methods_of_three_seeds():
-    """Of many methods that are no better or worse than ours, hardly ever one is said to be: not one in twenty tables."""
+    """Of twenty methods that are neither better nor worse than ours hardly ever one is said to be."""
     generator = np.random.default_rng(7)
     wrong = 0
     for _ in range(20):

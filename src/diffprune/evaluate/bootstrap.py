@@ -1,8 +1,8 @@
 """How sure a retention or a lead is: a bootstrap over seeds and questions together, and Holm's correction.
 
 A resample draws, of every benchmark, as many questions as it has, the same ones for every run and for the full model;
-then of every method how far the mean of as many seeds as it has may lie off. Retention is linear in a run's answers once
-the questions are drawn, so their draw is a small matrix product.
+then of every method how far the mean of as many seeds as it has may lie off. Retention is linear in a run's answers
+once the questions are drawn, so their draw is a small matrix product.
 """
 
 import zlib
@@ -68,10 +68,10 @@ def resample_seeds(
     """The mean over a method's runs in every resample, off by as much as other seeds might; one run has no seeds.
 
     Every method draws by itself: nothing says that one seed makes two trainings alike, and where it does the interval
-    of a lead is too wide rather than too narrow. Drawn from Student's t by the deviation of the runs: a bootstrap of so
-    few values as there are seeds has no tails. Of three it gives an interval that is called 95 % and covers in 76 of 100
-    cases; widened until it covers, it ends where the interval does, so p has no room between the level and nothing, and
-    Holm's rule corrects nothing.
+    of a lead is too wide rather than too narrow. Drawn from Student's t by the deviation of the runs: a bootstrap of
+    so few values as there are seeds has no tails. Of three it gives an interval that is called 95 % and covers in 76
+    of 100 cases; widened until it covers, it ends where the interval does, so p has no room between the level and
+    nothing, and Holm's rule corrects nothing.
 
     Args:
         retentions: Of `resample_questions`, one column for each run.
