@@ -273,9 +273,11 @@ join() { # name, options; files of evaluations that are not there are passed ove
     shift
     [ ${#files[@]} -gt 0 ] || return 0
     set -- "$python" -m diffprune.evaluate.join "${files[@]}" --out "$work/results/$name.json" \
-        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }${WORLD_SEED:+WORLD_SEED=$WORLD_SEED }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions in $PRECISION for every scorer" \
+        --command "STEPS=$STEPS ${STAGES:+STAGES=\"$STAGES\" }${WORLD:+WORLD=$WORLD }${FREE:+FREE=$FREE }${WORLD_SEED:+WORLD_SEED=$WORLD_SEED }runs/study.sh all OUT COMMIT" --notes "$STEPS steps of $BATCH captions in $PRECISION for every scorer" \
+        --tuned "diffprune*-paper*=the paper's recipe as printed, learning rate, temperatures and length of ours, none searched" \
         --tuned 'diffprune*=recipe and settings chosen on the validation split (docs/log.md)' \
-        --tuned '*=learning rate and temperatures of its own paper or release, one setting, none searched' ${MIXED:+--mixed} "$@"
+        --tuned 'gumbel_ste*=learning rate and temperatures of ours, none searched' \
+        --tuned '*=one setting, none searched: runs/study.sh names what is of its own paper or release, the rest is ours' ${MIXED:+--mixed} "$@"
     "$@" || "$@" --methods '*' || "$@" --methods '*' --versus random # where a method is missing: what there is
 }
 
