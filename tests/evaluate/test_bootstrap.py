@@ -64,7 +64,7 @@ def test_seeds_that_lie_apart_widen_the_interval_as_their_variance_says():
     runs, full = seeds_apart(0.1, 4000, np.random.default_rng(3))
     values = resample_seeds(resample_questions(runs, full), of="x")
     retained = [np.mean(run["gqa"]) for run in runs]
-    half = np.std(retained, ddof=1) / 3**0.5 * 4.303
+    half = float(np.std(retained, ddof=1)) / 3**0.5 * 4.303
     assert interval(values) == pytest.approx([np.mean(retained) - half, np.mean(retained) + half], abs=0.1 * half)
     mean_run = {"gqa": np.mean([run["gqa"] for run in runs], axis=0).tolist()}
     over_questions = ci95([mean_run], full)  # what resampling questions alone would say
