@@ -41,8 +41,6 @@ def test_the_column_is_there_where_something_was_trained() -> None:
 def test_best_and_second_are_marked_where_the_rows_say_so() -> None:
     page = render_tables([row("a", retention=99.0, rank=1), row("b", retention=98.0, rank=2), row("c", retention=97.0)])
     assert "| a | **99.0** |" in page and "| b | _98.0_ |" in page and "| c | 97.0 |" in page
-    lead = {"versus": "b", "lead": -1.0, "lead_ci95": [-2.0, -0.1], "lead_p": 0.1, "lead_holds": False}
-    assert "| a | 99.0 |" in render_tables([row("a", retention=99.0, rank=1, **lead), row("b", retention=98.0)])
 
 
 def test_only_leads_that_hold_are_claimed_of_whom_over_whom() -> None:

@@ -33,8 +33,7 @@ cut; in square brackets is the number of visual tokens in a decoder layer, mean 
 it is K). The best method of a column is bold where the interval of its lead over every other one leaves 0 out, the
 second italic where the same holds of it and the rest, and none where Holm's correction does not hold it; `full`,
 `oracle` and rows in which nothing is dropped take no part. `recipe, choice` says how a trained row came about: the
-recipe of our own scorers and how their scores are used, "own" for other trained methods. Where methods have two to
-five seeds, files up to 2026-11-18 list more leads than Holm's rule allows; their intervals stand.
+recipe of our own scorers and how their scores are used, "own" for other trained methods.
 """
 ABOUT = {  # methods, as tables name them, of which a reader must know one more thing
     "p_mod": "K of p_mod is its mean over layers.",

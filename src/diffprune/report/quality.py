@@ -198,7 +198,7 @@ def by_budget(rows: Sequence[Row], cell: Callable[[Row], str], *, trained: bool 
 
 def retention_cell(row: Row, interval: bool = True) -> str:
     """The retention, its deviation over seeds, its interval and the mean over layers, as far as they are there."""
-    mark = {1: "**", 2: "_"}.get(row.get("rank", 0), "") if row.get("lead_holds", True) else ""
+    mark = {1: "**", 2: "_"}.get(row.get("rank", 0), "")
     spread = f" ± {row['retention_std']:.1f}" if row.get("n_seeds", 1) > 1 and "retention_std" in row else ""
     around = " ({:.1f} to {:.1f})".format(*row["ci95"]) if interval and "ci95" in row else ""
     return f"{mark}{row['retention']:.1f}{mark}{spread}{around}{average_of(row)}"
