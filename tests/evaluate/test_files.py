@@ -1,5 +1,6 @@
 """Questions from files: asked as `generate` is, written down as they come, gone on with, put together again."""
 
+import copy
 import json
 import random
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from diffprune.evaluate import runner
 from diffprune.evaluate.answers import answers_file, read_sheet
@@ -109,6 +111,19 @@ def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(
         assert sorted([*again, *before]) == list(range(40)), point
         assert answers_file(out).read_bytes() == answers_file(unbroken).read_bytes(), point
         assert read_results(out).rows == read_results(unbroken).rows and not journal_file(out).exists()
+
+
+def test_a_model_whose_numbers_overflow_loses_no_answers(tmp_path: Path) -> None:
+    base, processor = copy.deepcopy(tiny.build("llava"))
+    torch.nn.init.constant_(base.model.multi_modal_projector.linear_1.bias, float("inf"))
+    base.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    read_rows(tmp_path, GOOD, GOOD | {"image": []})
+    settings = asked(tmp_path / "model", tmp_path / "q.jsonl", tmp_path / "x.json", methods="random", keep="3")
+    first, again = Session(settings).run(), Session(settings).run()
+    assert first.rows == again.rows and first.answers[1].values["first_token_kl"] == [None, 0.0]
+    assert first.sentences == ["2 answers have no first_token_kl: theirs or the full model's logits are not finite"]
+    assert read_results(tmp_path / "x.json").notes.endswith(first.sentences[0])
 
 
 def test_a_run_that_is_over_is_not_asked_again(model: Path, data: Path, unbroken: Path, monkeypatch) -> None:

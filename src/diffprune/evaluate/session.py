@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
+from diffprune.evaluate.answers import FIRST_TOKEN_KL, Answers, Sheet, answers_file, read_sheet, write_sheet
 from diffprune.evaluate.downscale import DOWNSCALE, unreached
 from diffprune.evaluate.encoded import Progress, all_asked
 from diffprune.evaluate.files import read_questions
@@ -212,12 +212,15 @@ class Session:
             origins=origins,
         )
         few: list[str] = []
+        known = [sum(value is not None for value in one.values.get(FIRST_TOKEN_KL, ())) for one in answers]
+        if odd := sum(len(one.said) - count for one, count in zip(answers, known, strict=True)):
+            few.append(f"{odd} answers have no {FIRST_TOKEN_KL}: theirs or the full model's logits are not finite")
         if asked.hard:
             if any(one.entry.method == DOWNSCALE for one in answers):
-                more, few = hard_rows(answers, versus=asked.versus or None, origins=origins)
-                rows += more
+                more, too_few = hard_rows(answers, versus=asked.versus or None, origins=origins)
+                rows, few = rows + more, few + too_few
             else:
-                few = [f"no question can be called hard: {DOWNSCALE} has no row"]
+                few.append(f"no question can be called hard: {DOWNSCALE} has no row")
         if asked.out is not None:
             if asked.data is None:
                 counted = f"{asked.questions} scored questions a task, {asked.split} split"
