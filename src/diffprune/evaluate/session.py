@@ -99,6 +99,8 @@ class Session:
                 if (given := getattr(asked, name)) != getattr(Asked(), name):
                     option = name.replace("_", "-")
                     raise ValueError(f"--{option} {given} is for --tasks, not for --data; leave it out")
+            if asked.tasks != Asked().tasks:
+                raise ValueError(f"--tasks {asked.tasks} and --data {asked.data} both say what is asked; leave one out")
             self.questions: Questions = read_questions(asked.data)
         else:
             self.questions = build_tasks(
