@@ -131,6 +131,11 @@ def test_what_an_artefact_says_of_its_recipe_and_choice(options: dict, recorded:
         (["--world-seed", "7", "--data", "q.jsonl"], "--world-seed 7 is for --tasks, not for --data; leave"),
         (["--questions", "9", "--data", "q.jsonl"], "--questions 9 is for --tasks, not for --data; leave it out"),
         (["--limit", "9"], "--limit is for --harness; leave it out"),
+        (["--suite", "other"], "--suite is for --harness; leave it out"),
+        (
+            ["--data", "q.jsonl", "--questions", "500"],
+            "--tasks memory and --data q.jsonl both say what is asked; leave",
+        ),
         (["--methods", "oracle"], "there is no oracle"),
         (["--keep", "0"], "keep=0 keeps nothing"),
         (["--keep", "many"], "keep='many' is no budget"),

@@ -53,6 +53,9 @@ def test_a_harness_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str])
         (["--harness", "helm"], "no harness 'helm'; choose lmms"),
         (["--harness", "lmms", "--suite", "papers"], "no suite 'papers'; choose paper"),
         (["--harness", "lmms", "--blind"], "--blind cannot be asked through a harness"),
+        (["--harness", "lmms", "--questions", "8"], "--questions cannot be asked through a harness; give --limit"),
+        (["--harness", "lmms", "--split", "validation"], "--split cannot be asked through a harness"),
+        (["--harness", "lmms", "--max-new-tokens", "8"], "--max-new-tokens cannot be asked through a harness"),
         (["--harness", "lmms", "--methods", "oracle"], "oracle"),
     ],
 )

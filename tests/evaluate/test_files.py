@@ -1,5 +1,6 @@
 """Questions from files: asked as `generate` is, written down as they come, gone on with, put together again."""
 
+import copy
 import json
 import random
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from diffprune.evaluate import runner
 from diffprune.evaluate.answers import answers_file, read_sheet
@@ -111,6 +113,19 @@ def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(
         assert read_results(out).rows == read_results(unbroken).rows and not journal_file(out).exists()
 
 
+def test_a_model_whose_numbers_overflow_loses_no_answers(tmp_path: Path) -> None:
+    base, processor = copy.deepcopy(tiny.build("llava"))
+    torch.nn.init.constant_(base.model.multi_modal_projector.linear_1.bias, float("inf"))
+    base.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    read_rows(tmp_path, GOOD, GOOD | {"image": []})
+    settings = asked(tmp_path / "model", tmp_path / "q.jsonl", tmp_path / "x.json", methods="random", keep="3")
+    first, again = Session(settings).run(), Session(settings).run()
+    assert first.rows == again.rows and first.answers[1].values["first_token_kl"] == [None, 0.0]
+    assert first.sentences == ["2 answers have no first_token_kl: theirs or the full model's logits are not finite"]
+    assert read_results(tmp_path / "x.json").notes.endswith(first.sentences[0])
+
+
 def test_a_run_that_is_over_is_not_asked_again(model: Path, data: Path, unbroken: Path, monkeypatch) -> None:
     before = answers_file(unbroken).read_bytes()
     monkeypatch.setattr(runner, "make_runs", lambda *_: pytest.fail("asked again"))
@@ -132,6 +147,7 @@ def test_shards_joined_are_one_run(model: Path, data: Path, unbroken: Path, tmp_
     for a, b in zip(one.answers, parts_of_it.answers, strict=True):
         assert a.values.pop("first_token_kl") == pytest.approx(b.values.pop("first_token_kl"), abs=1e-4)
     assert one == parts_of_it
+    assert joined.notes == read_results(unbroken).notes and read_results(parts[0]).notes == f"{joined.notes}; shard 0/3"
     expected = read_results(unbroken).rows
     for row, other in zip(joined.rows, expected, strict=True):
         assert row["first_token_kl"] == pytest.approx(other.pop("first_token_kl"), abs=1e-4)
@@ -248,6 +264,33 @@ def test_a_parquet_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> No
     assert seen[0].tobytes() != seen[1].tobytes()
 
 
+def test_another_picture_of_the_same_name_and_size_is_another_question(tmp_path: Path) -> None:
+    seen = []
+    for number in range(2):
+        tiny.picture(number).save(tmp_path / "0.bmp")
+        read_rows(tmp_path, GOOD | {"image": "0.bmp"})
+        questions = read_questions(tmp_path / "q.jsonl")
+        seen.append(questions.identity(questions.tasks[0].questions[0].images[0]))
+    assert seen[0] != seen[1]
+
+
+def test_a_task_may_be_called_0(tmp_path: Path) -> None:
+    read_rows(tmp_path, *(GOOD | {"task": name} for name in (0, 1, "")))
+    assert [task.name for task in read_questions(tmp_path / "q.jsonl").tasks] == ["0", "1", "q"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"turns": [["<image>\nWhat?", "A wall."]]}, {"question": "<image> or <image>?"}, {"image": ["0.png"] * 2}]
+)
+def test_a_question_with_a_placeholder_too_many_is_named_before_anything_is_asked(
+    model: Path, tmp_path: Path, wrong: dict
+) -> None:
+    read_rows(tmp_path, GOOD, {"id": "odd", "question": "<image> what?", "answer": "red"} | wrong)
+    with pytest.raises(ValueError, match=r"question 'odd' cannot be asked: \d image\(s\) for \d placeholder"):
+        Session(asked(model, tmp_path / "q.jsonl", tmp_path / "x.json", batch_size=1)).run()
+    assert not journal_file(tmp_path / "x.json").exists()
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -267,7 +310,9 @@ def test_a_parquet_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> No
         ([GOOD | {"answer": "A", "choices": ["B", "A"]}], "the answer 'A' may mean A or B; give its number from 0"),
         ([GOOD | {"answer": 1, "choices": [1, 2]}], "the answer 1 may mean A or B; give its letter"),
         ([GOOD | {"choices": ["red", "red"]}], "the answer 'red' may mean A or B; give its number from 0"),
-        ([GOOD | {"choices": {"A": "red"}}], "row 1 has the choice {'A': 'red'}; write it as a text or a number"),
+        ([GOOD | {"choices": {"A": "red"}}], "row 1 has the choices {'A': 'red'}; write a list of them"),
+        ([GOOD | {"choices": "red"}], "row 1 has the choices 'red'; write a list of them"),
+        ([GOOD | {"choices": [["red"]]}], "row 1 has the choice ['red']; write it as a text or a number"),
         ([GOOD | {"answer": True, "choices": ["yes", "no"]}], "row 1 has the answer True; write it as a text"),
         (['{"question": "What?", "answer": NaN}'], "row 1 has the answer nan; write it as a text or a number"),
         ([GOOD | {"answers": ["red", None]}], "row 1 has the answer None; write it as a text or a number"),

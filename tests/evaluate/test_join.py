@@ -1,6 +1,8 @@
 """Joining runs over the same questions: the table that one process would have made."""
 
 import json
+import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,6 +189,32 @@ def test_every_row_carries_the_command_recipe_and_choice_of_its_own_run(tmp_path
     assert summary["diffprune"]["tuned"] == "chosen on validation" and "tuned" not in summary["random"]  # not trained
     again = join_files([tmp_path / "c.json"], tmp_path / "d.json")  # a joined file may be a part
     assert {row["command"] for row in again.rows if row.get("seed") == 2} == {"eval b"}
+
+
+def test_shards_put_together_carry_the_command_of_each(tmp_path: Path) -> None:
+    both = [f"what is {place}" for place in range(2)]
+    parts = []
+    for place, day in enumerate(("2026-01-02", "2026-01-01")):
+        made = Sheet(
+            [{"id": f"{place}", "task": "gqa", "prompt": both[place], "answer": "yes"}],
+            {"gqa": 100.0},
+            [Answers(Entry("full", 1.0, 0), ["yes"], {"gqa": 100.0}, {"gqa": 100.0}, {"gqa": [100.0]})],
+            metrics={"gqa": "exact"},
+            made_by={"shard": f"{place}/2"},
+            places=[place],
+        )
+        parts.append(saved(tmp_path, f"{place}", made, command=f"eval {place}", date=f"{day}T00:00:00Z"))
+    joined = join_files(parts, tmp_path / "x.json")
+    assert {row["command"] for row in joined.rows} == {"eval 0 && eval 1"} and joined.date == "2026-01-02T00:00:00Z"
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    path = saved(tmp_path, "a", sheet(RANDOM))
+    monkeypatch.setattr(sys, "argv", ["join", str(path), "--out", str(tmp_path / "link" / "x.json")])
+    monkeypatch.delitem(sys.modules, "diffprune.evaluate.join")
+    with pytest.raises(SystemExit, match=r"error: .*File exists"):
+        runpy.run_module("diffprune.evaluate.join", run_name="__main__")
 
 
 def test_repetitions_are_named_on_the_command_line(tmp_path: Path) -> None:

@@ -52,3 +52,13 @@ def test_a_source_may_bring_a_metric_of_its_own() -> None:
 def test_outputs_that_do_not_match_the_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="1 outputs cannot answer 2 questions: give one for each"):
         Task("two", [ask("x", 0), ask("y", 1)], METRICS["exact"]).score(["x"])
+
+
+def test_a_pair_of_mme_is_right_where_both_are_however_many_pairs_its_subtask_has() -> None:
+    pairs = [("a", 0), ("b", 1), ("b", 2), ("b", 3)]
+    questions = [ask(word, 2 * group + place, group=group, subset=subset)
+                 for subset, group in pairs for place, word in enumerate(("yes", "no"))]  # fmt: skip
+    task = Task("some", questions, METRICS["mme"])
+    said = ["yes", "yes", *("yes", "no"), *("no", "no"), *("yes", "no")]
+    assert task.right(said) == [False, True, False, True]
+    assert task.score(said).per_question[0] == 50.0  # of 200, so points do not say it

@@ -144,8 +144,9 @@ def command(
         require_file(out)
     given["device"] = choose_device(device)
     settings = Asked(**{field.name: given[field.name] for field in fields(Asked) if field.name in given})
-    if not harness and (limit is not None or include):
-        raise ValueError(f"--{'include' if limit is None else 'limit'} is for --harness; leave it out")
+    of_harness = {"limit": limit is not None, "include": bool(include), "suite": suite != "paper"}
+    if not harness and (odd := [name for name, is_given in of_harness.items() if is_given]):
+        raise ValueError(f"--{odd[0]} is for --harness; leave it out")
     if harness:
         from diffprune.integrations.evaluation import HarnessRun
 

@@ -61,10 +61,7 @@ class FileQuestions(Questions):
         return [_open(image).size for image in images]  # one at a time; the header's size is that before it is turned
 
     def identity(self, image: Any) -> str:
-        if isinstance(image, StoredImage):
-            return image.digest
-        folder = self.path.parent
-        return f"{image.relative_to(folder) if image.is_relative_to(folder) else image} {image.stat().st_size}"
+        return image.digest if isinstance(image, StoredImage) else _digest(image.read_bytes())
 
 
 def read_questions(path: Path) -> FileQuestions:
@@ -78,7 +75,7 @@ def read_questions(path: Path) -> FileQuestions:
         if question.id in ids:
             raise ValueError(f"{where} has the id {question.id!r} of {ids[question.id]}; give each question its own")
         ids[question.id] = f"row {number}"
-        rows.append((str(row.get("task") or path.stem), question, metric, where))
+        rows.append((str(row.get("task", "")) or path.stem, question, metric, where))
     if not rows:
         raise ValueError(f"{path} holds no questions; write a line for each")
     tasks: dict[str, list[tuple[Question, str, str]]] = {}
@@ -155,8 +152,11 @@ def _stored(image: Any, path: Path, group: int, row: int, place: int) -> Any:
         return image.get("path")
     if not isinstance(_bytes_of(image), bytes):
         return image  # no picture, which is told with its row
-    digest = blake2b(_bytes_of(image), digest_size=16).hexdigest()
-    return StoredImage(digest, path, group, row, place)
+    return StoredImage(_digest(_bytes_of(image)), path, group, row, place)
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
 
 
 def _bytes_of(image: Any) -> Any:
@@ -186,7 +186,9 @@ def _question(row: Row, path: Path, where: str, number: int) -> tuple[Question, 
     answer, prompt = _text(given, "answer", where), text
     if not answer.strip():
         raise ValueError(f"{where} has no answer; give `answer` or `answers`, beside `choices` too")
-    options = _as_list(row.get("choices"))
+    options = row.get("choices", [])
+    if not isinstance(options, list):
+        raise ValueError(f"{where} has the choices {short(options)}; write a list of them")
     choices = tuple(_text(option, "choice", where) for option in options)
     if choices:
         answer = _letter(given, options, where)
@@ -204,7 +206,7 @@ def _question(row: Row, path: Path, where: str, number: int) -> tuple[Question, 
         answers=accepted,
         images=tuple(_image(image, path, where) for image in _as_list(row.get("image"))),
         choices=choices or None,
-        subset=str(row.get("subset") or ""),
+        subset=str(row.get("subset", "")),
         group=None if row.get("group") is None else str(row["group"]),
         turns=_turns(row.get("turns"), where),
     )

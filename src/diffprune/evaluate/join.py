@@ -16,7 +16,7 @@ from pathlib import Path
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
 from diffprune.evaluate.hard import hard_rows
 from diffprune.evaluate.rows import ORIGIN_KEYS, Origins, Place, place_of, quality_rows
-from diffprune.evaluate.shards import whole_sheets
+from diffprune.evaluate.shards import SHARD, whole_sheets
 from diffprune.methods.options import split_methods
 from diffprune.results import Results, read_results, write_results
 from diffprune.types import Budget
@@ -39,8 +39,8 @@ def join_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[Sheet, i
     for sheet, name in zip(sheets, names, strict=True):
         if sheet.questions != first.questions:
             raise ValueError(
-                f"{names[0]} and {name} hold answers to other questions; measure them with the same --tasks, "
-                "--split and --questions"
+                f"{names[0]} and {name} hold answers to other questions; measure them with the same --data, "
+                "or --tasks, --split and --questions"
             )
         other = sheet.answers[0]
         for task, score in full.score.items():
@@ -113,7 +113,8 @@ def join_files(
             come from the first part's. Without it they are refused.
     """
     parts = [read_results(path) for path in paths]
-    sheets, firsts = whole_sheets([read_sheet(answers_file(path)) for path in paths], [str(path) for path in paths])
+    given = [read_sheet(answers_file(path)) for path in paths]
+    sheets, runs = whole_sheets(given, [str(path) for path in paths])
     for key in ("commit", "device"):
         values = dict.fromkeys(getattr(part, key) for part in parts)
         if len(values) > 1 and not mixed:
@@ -121,7 +122,8 @@ def join_files(
                 f"the runs come from more than one {key} ({', '.join(values)}); measure them anew together, "
                 "or add --mixed"
             )
-    parts, paths = [parts[place] for place in firsts], [paths[place] for place in firsts]
+    parts = [whole_run([parts[place] for place in places], given[places[0]]) for places in runs]
+    paths = [paths[places[0]] for places in runs]
     joined, differ = join_sheets(sheets, [str(path) for path in paths])
     sheet = replace(joined, answers=choose_runs(joined.answers, methods, budgets, without))
     if versus is not None and versus not in {one.entry.method for one in sheet.answers}:
@@ -156,6 +158,22 @@ def join_files(
         versions=parts[0].versions,
         seeds=sorted({one.entry.seed for one in sheet.answers[1:]}),
         notes="; ".join([*([notes] if notes else []), *own_notes, *others, *few, *([unstable] if differ else [])]),
+    )
+
+
+def whole_run(parts: Sequence[Results], first: Sheet) -> Results:
+    """What the files of one run's shards say together; a run without shards is its only part.
+
+    Args:
+        first: The answers of the first part.
+    """
+    if SHARD not in first.made_by:
+        return parts[0]
+    return replace(
+        parts[0],
+        command=" && ".join(dict.fromkeys(part.command for part in parts)),
+        date=max(part.date for part in parts),
+        notes=parts[0].notes.partition(f"; shard {first.made_by[SHARD]}")[0],
     )
 
 
@@ -254,5 +272,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -1,11 +1,11 @@
 """What answers follow from, in short texts, so that answers of another run are told apart and never mixed."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 
 from torch import Tensor
 
-from diffprune.evaluate.encoded import all_asked
+from diffprune.evaluate.encoded import all_asked, picture_key
 from diffprune.evaluate.runner import Measurement
 from diffprune.evaluate.sources import Questions
 from diffprune.fingerprint import fingerprint
@@ -21,12 +21,13 @@ def made_by(
 ) -> dict[str, str]:
     """Questions, model, pruners, methods, budgets, position rule, length and versions, each as a short text."""
     asked = all_asked(questions)
-    known: dict[int, str] = {}  # a picture is asked about many times
+    known: dict[Hashable, str] = {}  # a picture is asked about many times
 
     def shown(image: object) -> str:
-        if id(image) not in known:
-            known[id(image)] = questions.identity(image)
-        return known[id(image)]
+        key = picture_key(image)
+        if key not in known:
+            known[key] = questions.identity(image)
+        return known[key]
 
     lines = [
         repr((one.id, one.prompt, one.turns, one.answers, one.choices, one.subset, one.group, *map(shown, one.images)))

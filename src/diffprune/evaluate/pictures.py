@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from diffprune.backbones.pictures import join_tokens
-from diffprune.backbones.prompts import Batch, has_template
+from diffprune.backbones.prompts import Batch, has_template, require_placeholders
+from diffprune.evaluate.task import Question
 from diffprune.model import PrunedVLM
 from diffprune.types import VisualTokens
 
@@ -138,6 +139,15 @@ def prompt_ids(
     return tuple(found)
 
 
+def require_prompts(vlm: PrunedVLM, asked: Sequence[Question]) -> None:
+    """An error that names the first question which cannot be laid out for a model."""
+    for one in asked:
+        try:
+            _prompt_text(vlm, one.prompt, len(one.images), one.turns)
+        except ValueError as error:
+            raise ValueError(f"question {one.id!r} cannot be asked: {error}") from error
+
+
 def _prompt_text(vlm: PrunedVLM, prompt: str, num_images: int, before: Turns) -> str:
     """A prompt with its placeholders, in the chat template."""
     backbone = vlm.backbone
@@ -154,7 +164,9 @@ def _prompt_text(vlm: PrunedVLM, prompt: str, num_images: int, before: Turns) ->
         for place, text in enumerate([*said, prompt])
     ]
     messages[0]["content"] = [{"type": "image"}] * num_images + messages[0]["content"]
-    return vlm.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text = vlm.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    require_placeholders(text, num_images, backbone.image_token)
+    return text
 
 
 def pad_left(ids: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, "B T"]]:

@@ -5,6 +5,7 @@ differ in size, and then in their number of tokens; a prompt has one, several or
 taken part by part, and what was answered is written down batch by batch.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import Tensor
 from diffprune.backbones.base import with_needs
 from diffprune.backbones.pictures import MADE_LATER, join_rows
 from diffprune.backbones.prompts import Batch
-from diffprune.evaluate.answers import NUM_KEPT, Answers, Entry
+from diffprune.evaluate.answers import FIRST_TOKEN_KL, NUM_KEPT, Answers, Entry
 from diffprune.evaluate.downscale import shrunk_questions
 from diffprune.evaluate.encoded import (
     EncodedQuestions,
@@ -303,7 +304,7 @@ def _measured(run: Run, asked: Sequence[int], logits: Tensor, full: Tensor) -> R
     own = logits.log_softmax(-1)
     distance = (full.exp() * (full - own)).sum(-1).clamp_min(0.0)
     values: Reply = {
-        "first_token_kl": [round(value, 6) for value in distance.tolist()],
+        FIRST_TOKEN_KL: [round(value, 6) if math.isfinite(value) else None for value in distance.tolist()],
         "first_token_same": [float(same) for same in (full.argmax(-1) == own.argmax(-1)).tolist()],
         NUM_KEPT: run.num_kept(asked),
         "average": run.averages(asked),

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
+from diffprune.evaluate.answers import FIRST_TOKEN_KL, Answers, Sheet, answers_file, read_sheet, write_sheet
 from diffprune.evaluate.downscale import DOWNSCALE, unreached
 from diffprune.evaluate.encoded import Progress, all_asked
 from diffprune.evaluate.files import read_questions
 from diffprune.evaluate.hard import hard_rows
 from diffprune.evaluate.journal import WAY_OUT, Journal, journal_file, start_anew
 from diffprune.evaluate.made_by import made_by
+from diffprune.evaluate.pictures import require_prompts
 from diffprune.evaluate.pruners import (
     ORACLE,
     PrunerFolder,
@@ -98,6 +99,8 @@ class Session:
                 if (given := getattr(asked, name)) != getattr(Asked(), name):
                     option = name.replace("_", "-")
                     raise ValueError(f"--{option} {given} is for --tasks, not for --data; leave it out")
+            if asked.tasks != Asked().tasks:
+                raise ValueError(f"--tasks {asked.tasks} and --data {asked.data} both say what is asked; leave one out")
             self.questions: Questions = read_questions(asked.data)
         else:
             self.questions = build_tasks(
@@ -119,6 +122,7 @@ class Session:
             rules: dict[str, Any] = {"newline": vlm.backbone.keeps_newlines, "budget": vlm.budget_rule}
             vlm = PrunedVLM(vlm.base, vlm.processor, method="full", positions=asked.positions, **rules)
         questions = self.questions.for_model(vlm)
+        require_prompts(vlm, all_asked(questions))
         runs, sentences = self.plan(vlm, saved, questions)
         follows = made_by(vlm, questions, runs, max_new_tokens=self.max_new_tokens)
         places: list[int] = []
@@ -209,19 +213,23 @@ class Session:
             notes=sheet.notes,
             origins=origins,
         )
+        few: list[str] = []
+        known = [sum(value is not None for value in one.values.get(FIRST_TOKEN_KL, ())) for one in answers]
+        if odd := sum(len(one.said) - count for one, count in zip(answers, known, strict=True)):
+            few.append(f"{odd} answers have no {FIRST_TOKEN_KL}: theirs or the full model's logits are not finite")
         if asked.hard:
             if any(one.entry.method == DOWNSCALE for one in answers):
-                more, few = hard_rows(answers, versus=asked.versus or None, origins=origins)
-                rows, sentences = rows + more, sentences + few
+                more, too_few = hard_rows(answers, versus=asked.versus or None, origins=origins)
+                rows, few = rows + more, few + too_few
             else:
-                sentences = [*sentences, f"no question can be called hard: {DOWNSCALE} has no row"]
+                few.append(f"no question can be called hard: {DOWNSCALE} has no row")
         if asked.out is not None:
             if asked.data is None:
                 counted = f"{asked.questions} scored questions a task, {asked.split} split"
                 counted += f", world seed {asked.world_seed}" if asked.world_seed else ""
             else:
-                counted = f"{len(sheet.questions)} prompts"
-            part = f"shard {asked.shard}" if asked.shard else ""
+                counted = f"{len(all_asked(self.questions))} prompts"
+            part = f"shard {asked.shard}" if asked.shard else ""  # what stands behind it is of this part alone
             write_results(
                 asked.out,
                 name=asked.out.stem,
@@ -229,9 +237,9 @@ class Session:
                 commit=asked.commit,
                 device="cpu" if vlm.base.device.type == "cpu" and torch.cuda.is_available() else None,
                 seeds=list(dict.fromkeys([*self.drawn, *(one.seed for one in saved)])),
-                notes="; ".join(filter(None, [counted, questions.note, part, *sentences])),
+                notes="; ".join(filter(None, [counted, questions.note, *sentences, part, *few])),
             )
-        return Outcome(rows, answers, sentences)
+        return Outcome(rows, answers, sentences + few)
 
     def _require_metrics(self, questions: Questions) -> None:
         for task in questions.tasks:

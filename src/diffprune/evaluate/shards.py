@@ -40,20 +40,19 @@ def part_of(questions: Questions, places: Sequence[int]) -> Questions:
     return replace(questions, tasks=tuple(tasks))
 
 
-def whole_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[list[Sheet], list[int]]:
-    """The sheets with shards of one run put together, and for each the place of its first part among the given."""
+def whole_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[list[Sheet], list[list[int]]]:
+    """The sheets with shards of one run put together, and for each the places of its parts among the given."""
     runs: dict[str, list[int]] = {}
     for place, sheet in enumerate(sheets):
         others = {key: value for key, value in sheet.made_by.items() if key != SHARD}
         runs.setdefault(str(sorted(others.items())) if sheet.places else f"whole {place}", []).append(place)
-    firsts = [places[0] for places in runs.values()]
     whole = [
         _joined([sheets[place] for place in places], [names[place] for place in places])
         if sheets[places[0]].places
         else sheets[places[0]]
         for places in runs.values()
     ]
-    return whole, firsts
+    return whole, list(runs.values())
 
 
 def _joined(parts: Sequence[Sheet], names: Sequence[str]) -> Sheet:

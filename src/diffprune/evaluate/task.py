@@ -114,6 +114,14 @@ def _mme(outputs: Sequence[str], questions: Sequence[Question]) -> metrics.Score
     return metrics.mme_score(outputs, _answers(questions), _groups(questions), _subsets(questions))
 
 
+def _both_right(outputs: Sequence[str], questions: Sequence[Question]) -> list[bool]:
+    pairs: dict[tuple[str, Hashable], bool] = {}
+    for output, question in zip(outputs, questions, strict=True):
+        key = (question.subset, question.group)
+        pairs[key] = pairs.get(key, True) and metrics.parse_yes_no(output) == question.answer
+    return list(pairs.values())
+
+
 def _mme_maximum(questions: Sequence[Question]) -> float:
     return float(metrics.MME_SUBTASK_MAXIMUM * len(set(_subsets(questions))))
 
@@ -171,7 +179,7 @@ METRICS = {
     "choice": Metric(_choice, _one_option),
     "circular": Metric(_circular, _one_option),
     "pope": Metric(_pope, _always_yes, right=_present),  # the units of an F1 are no points
-    "mme": Metric(_mme, _tosses, _mme_maximum),
+    "mme": Metric(_mme, _tosses, _mme_maximum, right=_both_right),  # a pair weighs as much as its subtask has few
 }
 
 

@@ -18,7 +18,7 @@ from diffprune.evaluate.pruners import (
 )
 from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import Measurement
-from diffprune.evaluate.session import DOWNSCALE, Asked, Outcome, finished
+from diffprune.evaluate.session import DOWNSCALE, OF_TASKS, Asked, Outcome, finished
 from diffprune.integrations.harness import ask_all, load_tasks, local_device, processes, rank
 from diffprune.integrations.lmms import harness_version
 from diffprune.integrations.resuming import open_journal, process_file, questions_text
@@ -101,11 +101,11 @@ class HarnessRun:
         if self.harness not in HARNESSES:
             raise ValueError(f"there is no harness {self.harness!r}; choose {' or '.join(HARNESSES)}")
         suite_tasks(self.suite)
-        given = [
-            name for name in ("data", "world_seed", "hard", "blind", "throttled", "shard") if getattr(self.asked, name)
-        ]
-        if given:
-            raise ValueError(f"--{given[0].replace('_', '-')} cannot be asked through a harness; leave it out")
+        names = ("data", *OF_TASKS, "hard", "blind", "throttled", "shard", "max_new_tokens")
+        for name in names:
+            if getattr(self.asked, name) != getattr(Asked(), name):
+                way_out = "give --limit" if name == "questions" else "leave it out"
+                raise ValueError(f"--{name.replace('_', '-')} cannot be asked through a harness; {way_out}")
         for method in (ORACLE, DOWNSCALE):
             if method in split_methods(self.asked.methods):
                 raise ValueError(f"method {method} changes what is asked, which the harness does; leave it out")

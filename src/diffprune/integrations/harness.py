@@ -188,12 +188,12 @@ def _ask(
     if rank() != 0:
         return [], 0.0
     if not found or not found.get("samples", {}).get(benchmark.task):
-        raise ValueError(f"lmms-eval gave no answers for {benchmark.task}; run it with --questions 8 to see its log")
+        raise ValueError(f"lmms-eval gave no answers for {benchmark.task}; run it with --limit 8 to see its log")
     samples = counted(benchmark, found["samples"][benchmark.task])
     if not samples:
         raise ValueError(
             f"none of the {len(found['samples'][benchmark.task])} rows of {benchmark.task} that were asked has a score "
-            f"{' or '.join(benchmark.keys)}; ask more with --questions"
+            f"{' or '.join(benchmark.keys)}; ask more with --limit"
         )
     scores = {key.split(",")[0]: value for key, value in found["results"][benchmark.task].items()}
     own = sum(float(scores[key]) for key in benchmark.keys if key in scores)
