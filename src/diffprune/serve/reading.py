@@ -68,7 +68,7 @@ class Reader:
                 max_bytes=self.settings.max_body,
             )
             keep = self._keep(pruning.keep, method, number, "diffprune.keep")
-            (talk,) = read_talks(messages, files=False)
+            (talk,) = read_talks(messages, files=False, most_pixels=self.settings.max_pixels)
             prompt = self.worker.backbone.lay_out(talk)
         except ValueError as error:
             raise ApiError(400, " ".join(str(error).split())[:2000], param="messages") from None
