@@ -118,6 +118,11 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "no tokens": ({"max_tokens": 0}, 400, "max_tokens"),
     "long": ({"messages": [question("long " * 1000)], "max_tokens": 8}, 400, "context holds"),
     "far too long": ({"messages": [question("long " * 60_000)]}, 400, "characters"),
+    "many messages": (
+        {"messages": [{"role": "user", "content": ""}] * 4097},
+        400,
+        "4097 messages are more than a context",
+    ),
     "temperature": ({"temperature": 3}, 400, "temperature"),
     "long without a length": (
         {"messages": [question("long " * 1000)], "max_tokens": None},
@@ -130,6 +135,7 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "stop=['a', ''] is no stop; give a text, or a list of up to 16 texts, none empty",
     ),
+    "long stop": ({"stop": ["a", "b" * 1001]}, 400, "none empty or of more than 1,000 characters"),
     "two answers": ({"n": 2}, 400, "n=2 cannot be obeyed"),
     "tools": ({"tools": [{"type": "function"}]}, 400, "tools"),
     "unknown field": ({"keep": 64}, 400, "no field 'keep'"),

@@ -57,6 +57,14 @@ class Reader:
                 f"{named}={wanted} is more than the {self.settings.max_new_tokens} of an answer here; ask for fewer",
                 param=named,
             )
+        context, number = self.worker.context, len(request.messages)
+        if context is not None and number > context:  # a template takes seconds over so many
+            raise ApiError(
+                400,
+                f"{number} messages are more than a context of {context} tokens holds; send fewer",
+                param="messages",
+                code="context_length_exceeded",
+            )
         pruning = request.diffprune or Pruning(keep=None, method=None)
         method = self._method(pruning.method, "diffprune.method")
         try:
