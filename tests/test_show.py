@@ -26,6 +26,7 @@ from tests import stock, tiny
 from tests.contracts.vlm import pruned
 from tests.train import runs
 
+PAGE = Path(__file__).parents[1] / "docs" / "show.md"
 BACKGROUND = 120
 TWO_VIEWS = {"llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm"}  # whole and in tiles
 WIDE = (200, 90)
@@ -268,6 +269,10 @@ def test_a_saved_pruner_is_drawn_beside_methods_without_weights(
     assert show(picture_file, *pruner, *out, "--heat") == 0
     assert json.loads(capsys.readouterr().out)["method"] == "diffprune"
     assert len(rectangles(tmp_path / "x.svg")) == 16
+    (told,) = [line for line in PAGE.read_text().splitlines() if "--heat --out" in line]
+    methods = re.search(r"--method (\S+)", told)
+    assert methods and show(picture_file, *pruner, *out, "--heat", "--method", methods[1]) == 0, "what the page tells"
+    capsys.readouterr()
     assert show(picture_file, *pruner, *out, "--method", "visionselector") == 2
     assert "'visionselector' is learned and needs weights" in capsys.readouterr().err
 

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +81,8 @@ def test_the_chat_begins_with_the_start_token_where_the_tokenizer_adds_it(
         ({"method": "divprune", "keep": 4, "positions": "dense"}, "positions='dense' is unknown"),
         ({"method": "divprune", "keep": 4, "newline": "rows"}, "newline='rows' cannot be served"),
         ({"method": "divprune", "share": 4}, "share is no setting"),
+        ({"keep": 4}, "keep=4 needs something that chooses"),
+        ({"method": "full", "keep": 0.5}, "keep=0.5 needs something that chooses"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_an_engine_starts(
@@ -86,6 +90,26 @@ def test_what_cannot_be_served_is_refused_before_an_engine_starts(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         command(model=folders["llava"], **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "words"),
+    [
+        ({"budgets": []}, {}, "names no budget that it was trained for; give keep"),
+        ({"budget": "per_tile"}, {}, "spends its budget tile by tile"),
+        ({}, {"method": "full"}, "weights of 'diffprune' cannot be deployed as 'full'"),
+        ({}, {"method": "divprune", "keep": 4}, "weights of 'diffprune' cannot be deployed as 'divprune'"),
+    ],
+)
+def test_a_pruner_that_cannot_be_served_is_refused_before_an_engine_starts(
+    folders: dict[str, str], change: dict[str, object], settings: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    shutil.copytree(folders["pruner"], tmp_path / "p")
+    config = tmp_path / "p" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(ValueError, match=words):
+        command(str(tmp_path / "p"), **settings)
+    assert engine_arguments(folders["pruner"], method="diffprune-diverse")["hf_overrides"]["diffprune"]["keep"] == 5
 
 
 def test_a_method_that_looks_at_the_picture_for_its_count_is_refused() -> None:
@@ -106,7 +130,8 @@ def test_a_model_is_named_with_no_pruner() -> None:
 
 
 def test_settings_are_written_without_what_is_usual() -> None:
-    assert Settings.read({"keep": 0.5, "positions": "original"}).written() == {"keep": 0.5}
+    given = {"method": "divprune", "keep": 0.5}
+    assert Settings.read({**given, "positions": "original"}).written() == given
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ import threading
 import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from diffprune.serve import pictures
 from diffprune.serve.pictures import fetch, is_public
 from diffprune.serve.settings import Settings
 from tests import tiny
@@ -25,7 +27,8 @@ PICTURE = tiny.picture(1)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(pruned("llava", "divprune", keep=5), max_body=3_000_000, max_pictures=3, max_new_tokens=64) as made:
+    limits = {"max_body": 3_000_000, "max_pictures": 3, "max_new_tokens": 64, "max_pixels": 150_000}
+    with running(pruned("llava", "divprune", keep=5), **limits) as made:
         yield made
 
 
@@ -83,6 +86,11 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     ),
     "empty picture": ({"messages": shown(None)}, 400, "holds no picture"),
     "pictures": ({"messages": [question("?", *[PICTURE] * 4)]}, 400, "4 pictures are more than the 3"),
+    "large pictures": (
+        {"messages": [question("?", *[tiny.picture(1, (300, 300))] * 3)]},
+        400,
+        "the first 2 pictures have 180,000 pixels together; scale them below 150,000 first",
+    ),
     "placeholder": ({"messages": [question("what is <image>?", PICTURE)]}, 400, "placeholder"),
     "model": ({"model": "gpt-4o"}, 404, "there is no model 'gpt-4o'"),
     "keep 0": ({"diffprune": {"keep": 0}}, 400, "keep=0 keeps nothing"),
@@ -110,6 +118,11 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
     "no tokens": ({"max_tokens": 0}, 400, "max_tokens"),
     "long": ({"messages": [question("long " * 1000)], "max_tokens": 8}, 400, "context holds"),
     "far too long": ({"messages": [question("long " * 60_000)]}, 400, "characters"),
+    "many messages": (
+        {"messages": [{"role": "user", "content": ""}] * 4097},
+        400,
+        "4097 messages are more than a context",
+    ),
     "temperature": ({"temperature": 3}, 400, "temperature"),
     "long without a length": (
         {"messages": [question("long " * 1000)], "max_tokens": None},
@@ -122,6 +135,7 @@ BAD: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "stop=['a', ''] is no stop; give a text, or a list of up to 16 texts, none empty",
     ),
+    "long stop": ({"stop": ["a", "b" * 1001]}, 400, "none empty or of more than 1,000 characters"),
     "two answers": ({"n": 2}, 400, "n=2 cannot be obeyed"),
     "tools": ({"tools": [{"type": "function"}]}, 400, "tools"),
     "unknown field": ({"keep": 64}, 400, "no field 'keep'"),
@@ -224,6 +238,9 @@ def test_one_bad_request_does_not_spoil_the_batch_it_is_in(server: Running) -> N
     assert "broken" not in answers["broken"][2]["error"]["message"]
 
 
+GO_ON = threading.Event()
+
+
 class Elsewhere(BaseHTTPRequestHandler):
     """A host with pictures, redirects and too much."""
 
@@ -237,6 +254,8 @@ class Elsewhere(BaseHTTPRequestHandler):
         self.send_response(404 if self.path == "/none" else 200)
         self.end_headers()
         self.wfile.write(body)
+        if self.path == "/slow":
+            GO_ON.wait(60)
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -248,20 +267,45 @@ def test_pictures_of_allowed_hosts_alone_and_no_way_round() -> None:
         url = f"http://localhost:{other.server_port}"
         anywhere = {"max_bytes": 100_000, "allowed": lambda address: True}
         try:
-            assert fetch(f"{url}/a.png?x=1", ["localhost"], **anywhere) == png(PICTURE)
+            for hosts in (["localhost"], ["LocalHost"]):
+                assert fetch(f"{url}/a.png?x=1", hosts, **anywhere) == png(PICTURE)
             for path, hosts, options, words in (
                 ("/a.png?x=1", ["example.com"], anywhere, "not one from which pictures are fetched"),
                 ("/a.png?x=1", ["localhost"], {"max_bytes": 10}, "address of this network"),
                 ("/moved", ["localhost"], anywhere, "leads elsewhere"),
                 ("/none", ["localhost"], anywhere, "answered with 404"),
                 ("/large", ["localhost"], anywhere, "more than 100,000 bytes"),
+                ("/bär.png", ["localhost"], anywhere, "cannot be fetched"),
+                ("/a.png?x=1", ["localhost"], {**anywhere, "until": 0.0}, "did not come within 10 s"),
             ):
                 with pytest.raises(ValueError, match=words):
                     fetch(url + path, hosts, **options)
         finally:
             other.shutdown()
-    assert not any(map(is_public, ("127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1", "0.0.0.0")))
-    assert is_public("93.184.216.34")
+    inside = ["127.0.0.1", "10.0.0.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1", "fec0::1", "fc00::1"]
+    inside += [
+        "::ffff:10.0.0.1",
+        "::10.0.0.1",
+        "64:ff9b::10.0.0.1",
+        "64:ff9b:1::1",
+        "2002:a00:1::",
+    ]  # the same, wrapped
+    assert [address for address in inside if is_public(address)] == []
+    assert all(map(is_public, ("93.184.216.34", "2606:4700::1111", "64:ff9b::93.184.216.34")))
+
+
+def test_a_host_that_never_comes_to_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 11.0))  # before it is asked, and after its first bytes
+    monkeypatch.setattr(pictures, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(ValueError, match="did not come within 10 s"):
+                url = f"http://localhost:{other.server_port}/slow"
+                fetch(url, ["localhost"], max_bytes=10**6, until=10.0, allowed=lambda address: True)
+        finally:
+            GO_ON.set()
+            other.shutdown()
 
 
 def test_settings_that_make_no_sense() -> None:
@@ -272,6 +316,8 @@ def test_settings_that_make_no_sense() -> None:
         {"timeout": float("inf")},
         {"token": ""},
         {"token": "a\nb"},
+        {"hosts": ("https://example.com",)},
+        {"hosts": ("example.com:80",)},
     ):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
+        with pytest.raises(ValueError, match=next(iter(wrong))[:4]):
             Settings(**wrong)

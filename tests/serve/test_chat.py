@@ -193,6 +193,8 @@ def test_models_health_and_unknown_paths(served: Any) -> None:
         status, headers, body = server.send("HEAD", path)
         assert status == 200 and body == b"" and int(headers["content-length"]) > 0
     assert server.send("HEAD", "/v1/chat/completions")[0] == 405  # there is no GET
+    told = json.loads(server.send("GET", "/openapi.json")[2])["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert set(told["200"]["content"]) == {"application/json", "text/event-stream"} and "429" in told
 
 
 def test_a_token_is_asked_for_and_time_is_limited() -> None:

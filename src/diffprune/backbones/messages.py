@@ -42,24 +42,25 @@ def is_one_talk(messages: Any) -> bool:
     return isinstance(messages[0], Mapping)
 
 
-def read_talks(messages: Any, images: Any = None, *, files: bool = True) -> list[Talk]:
+def read_talks(messages: Any, images: Any = None, *, files: bool = True, most_pixels: int | None = None) -> list[Talk]:
     """Conversations, checked, with their pictures opened.
 
     Args:
         messages: Of one conversation, or a list of conversations.
         images: Pictures for parts that name one and hold none: of one conversation a list, of several one list each.
         files: Whether a picture may be named by a path on this machine; a server for strangers says no.
+        most_pixels: Of the pictures of a conversation together.
     """
     if is_one_talk(messages):
-        return [_read(messages, images, files)]
+        return [_read(messages, images, files, most_pixels)]
     beside = [None] * len(messages) if images is None else images
     if not isinstance(beside, list | tuple) or len(beside) != len(messages):
         given = len(beside) if isinstance(beside, list | tuple) else type(beside).__name__
         raise ValueError(f"images={given} beside {len(messages)} conversations; give one list each (None for none)")
-    return [_read(talk, own, files) for talk, own in zip(messages, beside, strict=True)]
+    return [_read(talk, own, files, most_pixels) for talk, own in zip(messages, beside, strict=True)]
 
 
-def _read(messages: Any, images: Any, files: bool) -> Talk:
+def _read(messages: Any, images: Any, files: bool, most_pixels: int | None) -> Talk:
     is_one_talk(messages)
     if images is not None and not isinstance(images, list | tuple):
         raise ValueError(f"images is a {type(images).__name__}; give a list of images, even for one")
@@ -78,6 +79,12 @@ def _read(messages: Any, images: Any, files: bool) -> Talk:
                 content.append({"type": "text", "text": part["text"]})
             elif part.get("type") in IMAGE_PARTS:
                 pictures.append(_picture(part, beside, where, files))
+                pixels = sum(picture.width * picture.height for picture in pictures)
+                if most_pixels is not None and pixels > most_pixels:
+                    raise ValueError(
+                        f"the first {len(pictures)} pictures have {pixels:,} pixels together; scale them below "
+                        f"{most_pixels:,} first, or send fewer"
+                    )
                 content.append({"type": "image"})
             else:
                 raise ValueError(f"{where} holds {_short(part)}, which is neither text nor an image; leave it out")

@@ -51,7 +51,7 @@ def command(
     queue: Annotated[int, typer.Option(help="Requests that may wait; one more is answered 429.")] = 64,
     max_new_tokens: Annotated[int, typer.Option(help="Length of an answer at most.")] = 512,
     max_body: Annotated[int, typer.Option(help="Bytes of a request at most.")] = 20_000_000,
-    max_pixels: Annotated[int, typer.Option(help="Pixels of a picture at most.")] = 50_000_000,
+    max_pixels: Annotated[int, typer.Option(help="Pixels of a request's pictures together at most.")] = 50_000_000,
     max_pictures: Annotated[int, typer.Option(help="Pictures of a request at most.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds a request may take, its wait included.")] = 120.0,
     token: Annotated[
@@ -62,7 +62,7 @@ def command(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A host from which pictures may be fetched; give the option again for more."),
+        typer.Option(help="Name of a host from which pictures may be fetched; give the option again for more."),
     ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Compile first (static shapes, on a GPU CUDA graphs); our own server.")

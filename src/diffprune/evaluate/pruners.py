@@ -129,7 +129,7 @@ def takes_weights(name: str, trained: Pruner) -> bool:
     if name in (ORACLE, DOWNSCALE) or name.endswith(THROTTLED):
         return False
     kind = parse_method(name)
-    return is_choice_of(kind.name, trained) or (kind.name == trained.name and not kind.options)
+    return is_choice_of(kind.name, type(trained)) or (kind.name == trained.name and not kind.options)
 
 
 def choice_of(method: Pruner) -> str:

@@ -68,7 +68,10 @@ def describe_served(
         if not name:
             raise ValueError(f"{pruner} does not name its base model; give its folder or hub id with --model")
         given["pruner"] = str(folder.resolve()) if folder.is_dir() else pruner
-        given.setdefault("keep", config["budgets"][-1])
+        if "keep" not in given:
+            if not config["budgets"]:
+                raise ValueError(f"{pruner} names no budget that it was trained for; give keep=...")
+            given["keep"] = config["budgets"][-1]
         given.setdefault("positions", config["positions"])
     wanted = Settings.read(given)
     source = source_of(name)

@@ -46,10 +46,9 @@ from diffprune.integrations.vllm_positions import (
     to_channels,
     with_places,
 )
-from diffprune.integrations.vllm_settings import Settings, refuse_family, refuse_method, refuse_rules
+from diffprune.integrations.vllm_settings import Settings, load_served, refuse_family, refuse_method, refuse_rules
 from diffprune.loading import describe_processor
-from diffprune.saved_pruners import local_pruner, refuse_other_base, saved_method
-from diffprune.saving import load_pruner
+from diffprune.saved_pruners import refuse_other_base, saved_method
 from diffprune.types import VisualTokens
 
 HOOK = 1e-9  # any rate above zero makes the runner ask for positions once more when the pictures are encoded
@@ -72,7 +71,7 @@ class DiffPruneForConditionalGeneration(TransformersMultiModalForCausalLM):
         processor = describe_processor(model_config.model, model_config.hf_config.model_type, **revision)
         saved = None
         if settings.pruner is not None:  # before vLLM changes transformers' classes in this process
-            saved = load_served(settings.pruner)
+            saved = load_served(settings.pruner)[1:]
             if not settings.allow_other_base and vllm_config.load_config.load_format != "dummy":
                 refuse_other_base(read_again(family, model_config.model, processor, **revision), saved[0])
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -211,15 +210,3 @@ def profiled_tokens(vllm_config: Any) -> int:
         schedule.max_num_encoder_input_tokens // most, schedule.max_num_seqs * rules.get_limit_per_prompt("image")
     )
     return most * max(1, pictures)
-
-
-def load_served(pruner: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and the weights of a saved pruner that can be served."""
-    folder, restore = local_pruner(pruner)
-    config, state = load_pruner(folder, restore=restore)
-    if config.get("budget", "global") != "global":
-        raise ValueError(
-            f"{pruner} spends its budget tile by tile, which cannot be served; change its budget to global in "
-            "config.json, and measure it again"
-        )
-    return config, state

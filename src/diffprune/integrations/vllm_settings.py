@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from diffprune.backbones.base import Backbone
-from diffprune.fitting import POSITIONS, require_family
+from diffprune.fitting import POSITIONS, refuse_full_budget, require_family
 from diffprune.integrations.vllm import KEY
 from diffprune.methods.base import Pruner
-from diffprune.methods.options import make_options, parse_method, require_weights
+from diffprune.methods.options import make_options, parse_method, require_choice_of, require_weights
 from diffprune.registry import METHODS
 from diffprune.saved_pruners import local_pruner
 from diffprune.saving import load_pruner
@@ -60,6 +62,8 @@ class Settings:
             )
         if settings.pruner is None and settings.method is not None:
             require_weights(parse_method(settings.method).name)
+        if settings.pruner is None and (settings.method is None or parse_method(settings.method).name == "full"):
+            refuse_full_budget(settings.keep)  # all tokens would come to fewer placeholders
         return settings
 
     def written(self) -> dict[str, Any]:
@@ -91,8 +95,19 @@ def rounding_of(settings: Settings) -> str:
 
 def read_pruner(pruner: str) -> tuple[Path, dict[str, Any]]:
     """The folder of a saved pruner and its config."""
+    return load_served(pruner)[:2]
+
+
+def load_served(pruner: str) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+    """The folder, the config and the weights of a saved pruner that can be served."""
     folder, restore = local_pruner(pruner)
-    return folder, load_pruner(folder, restore=restore)[0]
+    config, state = load_pruner(folder, restore=restore)
+    if config.get("budget", "global") != "global":
+        raise ValueError(
+            f"{pruner} spends its budget tile by tile, which cannot be served; change its budget to global in "
+            "config.json, and measure it again"
+        )
+    return folder, config, state
 
 
 def refuse_method(method: Pruner | type[Pruner], name: str) -> None:
@@ -122,10 +137,10 @@ def refuse_family(family: type[Backbone]) -> None:
 
 def chosen_kind(settings: Settings, family: type[Backbone], config: Any) -> Pruner | type[Pruner]:
     """The method that will choose, as far as it is known before there is a model: built, or its class if it learns."""
-    name = settings.method
-    if name is None:
-        name = "full" if settings.pruner is None else read_pruner(settings.pruner)[1]["method"]["name"]
-    named = parse_method(name)
+    trained = None if settings.pruner is None else read_pruner(settings.pruner)[1]["method"]["name"]
+    named = parse_method(settings.method or trained or "full")
+    if trained is not None:
+        require_choice_of(named, trained)
     return named.kind if named.kind.trained else named.build(block=family.tower_block(config))
 
 

@@ -86,12 +86,7 @@ def deployed_as(trained: Pruner, choice: Mapping[str, Any] | None = None, asked:
     named = NamedMethod(rule, rule, {}) if asked is None else parse_method(asked)
     if named.name == trained.name and not named.options:
         return trained
-    if not is_choice_of(named.name, trained):
-        others = sorted(name for name in METHODS.names() if is_choice_of(name, trained))
-        raise ValueError(
-            f"weights of {trained.name!r} cannot be deployed as {named.label!r}; they go with "
-            f"{', '.join([trained.name, *others])}: leave the method out for what was saved, or load the base model"
-        )
+    require_choice_of(named, trained.name)
     known = {field.name for field in dataclasses.fields(named.kind.Options)}
     shared = {key: value for key, value in dataclasses.asdict(trained.options).items() if key in known}
     options = {**shared, **(saved if named.name == rule else {}), **named.options}
@@ -100,10 +95,21 @@ def deployed_as(trained: Pruner, choice: Mapping[str, Any] | None = None, asked:
     return made.to(next(trained.parameters()).device).eval()
 
 
-def is_choice_of(name: str, trained: Pruner) -> bool:
+def require_choice_of(named: NamedMethod, trained: str) -> None:
+    """An error where that method does not choose by the weights of a trained one."""
+    if (named.name, named.options) == (trained, {}) or is_choice_of(named.name, METHODS.get(trained)):
+        return
+    others = sorted(name for name in METHODS.names() if is_choice_of(name, METHODS.get(trained)))
+    raise ValueError(
+        f"weights of {trained!r} cannot be deployed as {named.label!r}; they go with "
+        f"{', '.join([trained, *others])}: leave the method out for what was saved, or load the base model"
+    )
+
+
+def is_choice_of(name: str, trained: type[Pruner]) -> bool:
     """Whether that method is another choice by the weights of a trained one."""
     deploys = METHODS.get(name).deploys
-    return bool(deploys) and METHODS.get(deploys) is type(trained)
+    return bool(deploys) and METHODS.get(deploys) is trained
 
 
 def make_options(name: str, options: Mapping[str, Any]) -> Any:

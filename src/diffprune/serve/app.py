@@ -176,6 +176,7 @@ def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], 
         code: {"description": text, "content": {"application/json": {"schema": ERROR_SCHEMA}}} for code, text in ERRORS
     }
     guarded: dict[str, Any] = {"dependencies": [Depends(allowed)], "responses": errors}
+    streamed: Any = {200: {"description": "The answer, whole or as a stream.", "content": {"text/event-stream": {}}}}
 
     @app.get("/health", responses={503: errors[503]})
     async def health() -> Response:
@@ -199,7 +200,9 @@ def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], 
             raise ApiError(404, f"there is no model {model[:200]!r}; this server has {name!r}", code="model_not_found")
         return JSONResponse(_model(server))
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest, chat_example(name), model=name), **guarded)
+    chat_form = body_schema(ChatRequest, chat_example(name), model=name)
+
+    @app.post("/v1/chat/completions", openapi_extra=chat_form, **guarded | {"responses": errors | streamed})
     async def chat(request: Request) -> Response:
         async with server.admitted():
             asked, make = await server.in_thread(server.reader.chat, await server.read(request))

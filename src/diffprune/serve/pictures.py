@@ -8,20 +8,28 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from diffprune.backbones.messages import IMAGE_PARTS, PICTURE_KEYS
 
-SECONDS = 10.0  # for a picture of another host
+CHUNK = 65_536  # bytes read at once
+SECONDS = 10.0  # for the pictures of a request that lie on other hosts, all together
+GLOBAL = ipaddress.IPv6Network("2000::/3")  # all of IPv6 that is given out
+TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # an IPv4 address, as networks without one of their own write it
 
 
 def is_public(address: str) -> bool:
     """Whether an address is one of the open internet."""
     parsed = ipaddress.ip_address(address)
-    mapped = getattr(parsed, "ipv4_mapped", None)
-    return (mapped or parsed).is_global and not (mapped or parsed).is_multicast
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in TRANSLATED else parsed.ipv4_mapped
+        if inner is None:
+            return parsed in GLOBAL and parsed.is_global and parsed.sixtofour is None
+        parsed = inner
+    return parsed.is_global and not parsed.is_multicast
 
 
 def with_pictures(messages: Sequence[Any], *, most: int, hosts: Sequence[str], max_bytes: int) -> tuple[list[Any], int]:
@@ -40,7 +48,8 @@ def with_pictures(messages: Sequence[Any], *, most: int, hosts: Sequence[str], m
     ]
     if len(parts) > most:
         raise ValueError(f"{len(parts)} pictures are more than the {most} of a request; send fewer")
-    found = {id(part): fetched(part, hosts, max_bytes) for part in parts}
+    until = time.monotonic() + SECONDS
+    found = {id(part): fetched(part, hosts, max_bytes, until) for part in parts}
     out: list[Any] = []
     for message in messages:
         if isinstance(message, Mapping) and isinstance(message.get("content"), list):
@@ -49,7 +58,9 @@ def with_pictures(messages: Sequence[Any], *, most: int, hosts: Sequence[str], m
     return out, len(parts)
 
 
-def fetched(part: Mapping[str, Any], hosts: Sequence[str], max_bytes: int) -> Mapping[str, Any]:
+def fetched(
+    part: Mapping[str, Any], hosts: Sequence[str], max_bytes: int, until: float | None = None
+) -> Mapping[str, Any]:
     """The part as it is, or where it names an address with what lies there."""
     source: Any = next((part[key] for key in PICTURE_KEYS if part.get(key) is not None), None)
     if isinstance(source, Mapping):
@@ -62,23 +73,32 @@ def fetched(part: Mapping[str, Any], hosts: Sequence[str], max_bytes: int) -> Ma
         raise ValueError(
             f"the picture {source[:200]} lies elsewhere, and nothing is fetched; send data:image/...;base64,..."
         )
-    return {"type": "image", "image": fetch(source, hosts, max_bytes=max_bytes)}
+    return {"type": "image", "image": fetch(source, hosts, max_bytes=max_bytes, until=until)}
 
 
-def fetch(url: str, hosts: Sequence[str], *, max_bytes: int, allowed: Callable[[str], bool] = is_public) -> bytes:
+def fetch(
+    url: str,
+    hosts: Sequence[str],
+    *,
+    max_bytes: int,
+    until: float | None = None,
+    allowed: Callable[[str], bool] = is_public,
+) -> bytes:
     """What lies at an address of an allowed host.
 
     Args:
         hosts: Allowed ones.
         max_bytes: Of the answer.
+        until: Of `time.monotonic`: when it must be here, however slowly it comes; default: in `SECONDS`.
         allowed: Whether an address may be connected to.
     """
+    until = time.monotonic() + SECONDS if until is None else until
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme.lower() == "https" else 80)
     except ValueError:
         raise ValueError(f"the address {url[:200]} cannot be read; send data:image/...;base64,...") from None
-    if host not in hosts:
+    if host not in {name.lower() for name in hosts}:
         raise ValueError(f"the host {host[:200]!r} is not one from which pictures are fetched; send the picture itself")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -89,8 +109,13 @@ def fetch(url: str, hosts: Sequence[str], *, max_bytes: int, allowed: Callable[[
         raise ValueError(
             f"the host {host!r} has an address of this network, which is not asked; send the picture itself"
         )
-    connection = _connect(parts.scheme.lower(), host, addresses[0], port)
+    late = f"{url[:200]} did not come within {SECONDS:g} s; send the picture itself"
+    if (left := until - time.monotonic()) <= 0:
+        raise ValueError(late)
+    connection = _connect(parts.scheme.lower(), host, addresses[0], port, left)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    pieces: list[bytes] = []
+    size = 0
     try:
         connection.request("GET", path, headers={"Host": parts.netloc.rpartition("@")[2], "Accept": "image/*"})
         answer = connection.getresponse()
@@ -98,21 +123,25 @@ def fetch(url: str, hosts: Sequence[str], *, max_bytes: int, allowed: Callable[[
             raise ValueError(f"{url[:200]} leads elsewhere, which is not followed; give the picture's own address")
         if answer.status != 200:
             raise ValueError(f"{url[:200]} was answered with {answer.status}; send the picture itself")
-        data = answer.read(max_bytes + 1)
-    except (OSError, http.client.HTTPException) as error:
+        while size <= max_bytes and (piece := answer.read1(CHUNK)):
+            pieces.append(piece)
+            size += len(piece)
+            if time.monotonic() > until:  # the socket's own limit is for each read, and a slow host has many
+                raise ValueError(late)
+    except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last: of an address beyond ASCII
         raise ValueError(f"{url[:200]} cannot be fetched ({type(error).__name__}); send the picture itself") from error
     finally:
         connection.close()
-    if len(data) > max_bytes:
+    if size > max_bytes:
         raise ValueError(f"{url[:200]} has more than {max_bytes:,} bytes; send a smaller picture")
-    return data
+    return b"".join(pieces)
 
 
-def _connect(scheme: str, host: str, address: str, port: int) -> http.client.HTTPConnection:
+def _connect(scheme: str, host: str, address: str, port: int, seconds: float) -> http.client.HTTPConnection:
     """A connection to that address, under the host's name."""
-    connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
+    connection = http.client.HTTPConnection(host, port)
     try:
-        plain = socket.create_connection((address, port), timeout=SECONDS)
+        plain = socket.create_connection((address, port), timeout=seconds)
         if scheme == "https":
             plain = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
     except OSError as error:

@@ -57,6 +57,14 @@ class Reader:
                 f"{named}={wanted} is more than the {self.settings.max_new_tokens} of an answer here; ask for fewer",
                 param=named,
             )
+        context, number = self.worker.context, len(request.messages)
+        if context is not None and number > context:  # a template takes seconds over so many
+            raise ApiError(
+                400,
+                f"{number} messages are more than a context of {context} tokens holds; send fewer",
+                param="messages",
+                code="context_length_exceeded",
+            )
         pruning = request.diffprune or Pruning(keep=None, method=None)
         method = self._method(pruning.method, "diffprune.method")
         try:
@@ -68,7 +76,7 @@ class Reader:
                 max_bytes=self.settings.max_body,
             )
             keep = self._keep(pruning.keep, method, number, "diffprune.keep")
-            (talk,) = read_talks(messages, files=False)
+            (talk,) = read_talks(messages, files=False, most_pixels=self.settings.max_pixels)
             prompt = self.worker.backbone.lay_out(talk)
         except ValueError as error:
             raise ApiError(400, " ".join(str(error).split())[:2000], param="messages") from None

@@ -65,9 +65,10 @@ MESSAGE: dict[str, Any] = {
         },
     },
 }
-STOPS = 16  # texts at which an answer may end
+STOPS, STOP_LENGTH = 16, 1000  # texts at which an answer may end, and characters of one
 Number = StrictInt | StrictFloat
 Count = Annotated[StrictInt, Field(ge=1)]
+Stop = Annotated[StrictStr, Field(min_length=1, max_length=STOP_LENGTH)]
 
 
 class Pruning(BaseModel):
@@ -96,11 +97,7 @@ class ChatRequest(BaseModel):
     messages: list[dict[str, Any]] = Field(min_length=1, json_schema_extra={"items": MESSAGE})
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stop: (
-        Annotated[StrictStr, Field(min_length=1)]
-        | Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(max_length=STOPS)]
-        | None
-    ) = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
     temperature: Annotated[StrictFloat | StrictInt, Field(ge=0, le=2)] | None = None
     top_p: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1)] | None = None
     seed: StrictInt | None = None
@@ -169,7 +166,8 @@ def _validated(kind: type[Any], found: dict[str, Any]) -> Any:
         if "stop" in first["loc"]:  # likewise
             raise ApiError(
                 400,
-                f"stop={_short(first['input'])} is no stop; give a text, or a list of up to {STOPS} texts, none empty",
+                f"stop={_short(first['input'])} is no stop; give a text, or a list of up to {STOPS} texts, none empty "
+                f"or of more than {STOP_LENGTH:,} characters",
                 param="stop",
             ) from None
         said = "Input should be an object" if first["type"] in ("model_type", "dict_type") else first["msg"]

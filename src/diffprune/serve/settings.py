@@ -13,7 +13,7 @@ class Settings:
         queue: Requests that may wait; one more is answered 429.
         max_new_tokens: Of an answer.
         max_body: Bytes of a request.
-        max_pixels: Of a picture.
+        max_pixels: Of the pictures of a request together.
         max_pictures: Of a request.
         timeout: Seconds a request may take, its wait included.
         linger: Seconds to wait for more requests after a batch of several, before the next one starts.
@@ -39,6 +39,9 @@ class Settings:
                 raise ValueError(f"{field.name}={value} is no limit; give a number above 0")
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
             raise ValueError("the token is empty or holds what a header cannot; give letters and digits")
+        for host in self.hosts:
+            if not host or "/" in host or host.count(":") == 1:  # an address of IPv6 has several
+                raise ValueError(f"{host!r} is no host's name; give it alone, without https:// and port")
 
     @property
     def most(self) -> int:
