@@ -32,6 +32,7 @@ import numpy as np
 from PIL import Image
 
 from diffprune.integrations.vllm_command import command, describe_served
+from diffprune.integrations.vllm_settings import read_pruner
 from diffprune.results import command_line, device_name, read_results, source_commit, write_results
 
 PATH = "engine"
@@ -156,7 +157,8 @@ def measure(
 
 def lines(pruner: str, keep: int, engine: Sequence[str]) -> dict[str, tuple[list[str], str, int | float]]:
     """By server its command line, the method in its rows and the budget."""
-    served = describe_served(pruner)
+    served, config = describe_served(pruner), read_pruner(pruner)[1]
+    method = "-".join([config["method"]["name"], *([config["choice"]["name"]] if "choice" in config else [])])
     stock = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", served.model]
     stock += ["--model-impl", "transformers", "--served-model-name", "served", "--trust-request-mm-kwargs"]
     stock += ["--chat-template", served.template] if served.template else []
@@ -169,7 +171,7 @@ def lines(pruner: str, keep: int, engine: Sequence[str]) -> dict[str, tuple[list
     return {
         "stock": ([*stock, *engine], "full", 1.0),
         "all tokens": ([*ours("none", model=served.model), *engine], "full", 1.0),
-        f"keep {keep}": ([*ours(pruner, keep=keep), *engine], "diffprune", keep),
+        f"keep {keep}": ([*ours(pruner, keep=keep), *engine], method, keep),
     }
 
 
