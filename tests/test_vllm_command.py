@@ -62,9 +62,11 @@ def test_the_chat_begins_with_the_start_token_where_the_tokenizer_adds_it(
     _, processor = tiny.build("llava")
     line = command(model=folders["llava"], method="divprune", keep=4)
     adds = processor.tokenizer("a")["input_ids"][0] == processor.tokenizer.bos_token_id
-    assert adds == ("--chat-template" in line)
+    from_python = engine_arguments(model=folders["llava"], method="divprune", keep=4)
+    assert adds == ("--chat-template" in line) == ("chat_template" in from_python)
     if adds:
         template = line[line.index("--chat-template") + 1]
+        assert from_python["chat_template"] == template
         question = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
         stated = processor.apply_chat_template(question, chat_template=template, add_generation_prompt=True)
         own = processor.apply_chat_template(question, add_generation_prompt=True)

@@ -3,7 +3,8 @@
     python -m tests.integrations.engine asked.json answered.json
 
 `asked.json` holds `arguments` (of `vllm.LLM`) and `rounds`, lists of requests that are sent together, each with
-`prompt`, `images` (paths), `keep` and `max_tokens`. Of each request come back its new `ids`, the length of its
+`prompt`, `images` (paths), `keep` and `max_tokens`; with `chat` its `text` is asked through the model's template
+instead (one budget a round). Of each request come back its new `ids`, the length of its
 `prompt`, and how much of that was `cached`; or its `error`. An engine that does not start gives `refused`.
 """
 
@@ -50,7 +51,7 @@ def main(asked: Path, answered: Path) -> None:
         return
     out = []
     for asked_now in given["rounds"]:
-        requests, sampling = [], []
+        requests, talks, sampling = [], [], []
         for one in asked_now:
             request: dict[str, Any] = {"prompt": one["prompt"]}
             if one["images"]:
@@ -58,9 +59,18 @@ def main(asked: Path, answered: Path) -> None:
             if one.get("keep") is not None:
                 request["mm_processor_kwargs"] = {"keep": one["keep"]}
             requests.append(request)
+            pictures = [
+                {"type": "image_pil", "image_pil": picture}
+                for picture in request.get("multi_modal_data", {}).get("image", [])
+            ]
+            talks.append([{"role": "user", "content": [*pictures, {"type": "text", "text": one["text"]}]}])
             sampling.append(SamplingParams(temperature=0, max_tokens=one["max_tokens"], ignore_eos=one["ignore_eos"]))
         try:
-            got = llm.generate(requests, sampling, use_tqdm=False)
+            if asked_now[0].get("chat"):
+                keep = requests[0].get("mm_processor_kwargs")
+                got = llm.chat(talks, sampling, use_tqdm=False, mm_processor_kwargs=keep)
+            else:
+                got = llm.generate(requests, sampling, use_tqdm=False)
             out.append(
                 [
                     {

@@ -110,6 +110,7 @@ def llava(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "wrong": [[ask(vlm, *scenes[0], keep=keep)] for keep in (0, -1, "x", 1.5, True)],
         "more than there are": [[ask(vlm, *scenes[0], keep=10_000)]],
         "none": [[text_only(vlm)]],
+        "chat": [[ask(vlm, *one, keep=64) | {"chat": True} for one in scenes[::10]]],
     }
     rounds = [one for name in asked for one in asked[name]]
     arguments = engine_arguments(PRUNER, keep=32, positions=rule)
@@ -151,6 +152,14 @@ def test_more_than_there_are_is_all_and_text_alone_works(llava: Any) -> None:
     for name in ("more than there are", "none"):
         assert differing(vlm, asked[name], got[name]) == []
     assert got["more than there are"]["rounds"][0][0]["prompt"] > 576
+
+
+def test_a_chat_from_python_begins_with_the_start_token_too(llava: Any) -> None:
+    vlm, asked, got = llava
+    assert differing(vlm, asked["chat"], got["chat"]) == []
+    one, batch = asked["chat"][0][0], got["chat"]["rounds"][0][0]
+    plain = vlm.prepare([[Image.open(one["images"][0])]], [one["text"]])
+    assert batch["prompt"] == int(plain.features["attention_mask"].sum()) - 576 + 64
 
 
 def test_a_wrong_budget_is_our_sentence_and_the_engine_lives_on(llava: Any) -> None:

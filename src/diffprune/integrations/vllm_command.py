@@ -118,8 +118,9 @@ def started_template(processor: Any) -> str | None:
 def engine_arguments(pruner: str = "none", **settings: Any) -> dict[str, Any]:
     """Arguments of `vllm.LLM` that serve a saved pruner, or a method around a model; see `describe_served`."""
     served = describe_served(pruner, **settings)
-    revision = {} if served.revision is None else {"revision": served.revision}
-    return {"model": served.model, "hf_overrides": served.overrides, **revision}
+    further = {"revision": served.revision, "chat_template": served.template}
+    given = {name: value for name, value in further.items() if value is not None}
+    return {"model": served.model, "hf_overrides": served.overrides, **given}
 
 
 def command(
