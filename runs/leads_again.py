@@ -22,12 +22,7 @@ from diffprune.evaluate.rows import NO_RIVALS, enough_resamples
 
 Row = dict[str, Any]
 NORMAL = 1.959964
-WIDENED = {
-    2: 12.706,
-    3: 4.303,
-    4: 3.182,
-    5: 2.776,
-}  # by number of seeds: what deviations were multiplied by, over NORMAL
+WIDENED = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # deviations over so many seeds were multiplied by it over NORMAL
 SAID = "lead_p, lead_holds and rank again by runs/leads_again.py, with seeds from Student's t"
 
 

@@ -283,14 +283,8 @@ def test_pictures_of_allowed_hosts_alone_and_no_way_round() -> None:
         finally:
             other.shutdown()
     inside = ["127.0.0.1", "10.0.0.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1", "fec0::1", "fc00::1"]
-    inside += [
-        "::ffff:10.0.0.1",
-        "::10.0.0.1",
-        "64:ff9b::10.0.0.1",
-        "64:ff9b:1::1",
-        "2002:a00:1::",
-    ]  # the same, wrapped
-    assert [address for address in inside if is_public(address)] == []
+    wrapped = ["::ffff:10.0.0.1", "::10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b:1::1", "2002:a00:1::"]
+    assert [address for address in [*inside, *wrapped] if is_public(address)] == []
     assert all(map(is_public, ("93.184.216.34", "2606:4700::1111", "64:ff9b::93.184.216.34")))
 
 
@@ -316,8 +310,9 @@ def test_settings_that_make_no_sense() -> None:
         {"timeout": float("inf")},
         {"token": ""},
         {"token": "a\nb"},
-        {"hosts": ("https://example.com",)},
-        {"hosts": ("example.com:80",)},
     ):
-        with pytest.raises(ValueError, match=next(iter(wrong))[:4]):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
             Settings(**wrong)
+    for host in ("https://example.com", "example.com:80", ""):
+        with pytest.raises(ValueError, match=f"{host!r} is no host's name; give it alone"):
+            Settings(hosts=(host,))
