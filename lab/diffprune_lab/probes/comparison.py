@@ -1,12 +1,13 @@
 """The paper's statements beside ours in both worlds: blocks of docs/evidence.md that are made from several files."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from diffprune.evaluate.rows import NO_RIVALS
+from diffprune.report.cells import DASH
 from diffprune.results import Results, markdown_table, read_results
 from diffprune_lab.probes.bench import PLAIN
 from diffprune_lab.probes.figures import label
@@ -40,25 +41,47 @@ LEAKS = {  # what it says of each
 }
 NUM_TEXT = 100  # words of the prompt; about so many make the paper's FLOPs
 TIMES = ("encode_ms", "pruner_ms", "prefill_ms", "ttft_ms")
+MISSING = "not measured"  # a cell whose rows are still to come
+PROBED = "runs/scarce_probes.sh OUT COMMIT out/study-{world}"
+COMMANDS = {  # what makes the rows of a world's file, by the file's name without the world; of all others the study
+    "coherence": PROBED,
+    "landscape": PROBED,
+    "leak": PROBED,
+    "rivals": "WORLD={world} FREE=nothing runs/study.sh all OUT COMMIT",
+}
+STUDY = "WORLD={world} runs/study.sh all OUT COMMIT"
+COLUMNS = ("statement", "paper", *WORLDS, "agrees (first / scarce)")
 RULE = (
     "A lead or a loss *agrees* where its 95 % interval lies above 0 and reaches the paper's number, has the *same "
     "sign* where it stays below it, is *opposite* where it lies below 0, and *not shown* where 0 is inside. A "
     "retention agrees where its interval holds the paper's number; else it is *more* or *less*. Where two rows have no "
-    "paired interval of their difference, one is made of both of theirs, which is wider.\n"
+    "paired interval of their difference, one is made of both of theirs, which is wider. An interval over questions "
+    "alone, of before seeds were resampled, says nothing of other seeds: *not shown*. \\* 0 is outside the interval, "
+    "but Holm's correction over its file does not hold it, so it is not claimed; what is made of two intervals has no "
+    "correction.\n"
 )
 
 
 class Found(NamedTuple):
-    """A measured number with its 95 % interval, and the method it is about."""
+    """A measured number with its 95 % interval and the method it is about.
+
+    Args:
+        is_averaged: The interval is over questions alone, though there were several seeds.
+        is_held: Holm's correction over the file holds it, or has not been asked.
+    """
 
     value: float
     low: float
     high: float
     name: str = ""
+    is_averaged: bool = False
+    is_held: bool = True
 
     def __str__(self) -> str:
         name = f", {label(self.name)}" if self.name else ""
-        return f"{self.value:.1f} ({self.low:.1f} to {self.high:.1f}{name})"
+        over = ", questions alone" if self.is_averaged else ""
+        around = f"{self.low:.1f} to {self.high:.1f}" if self.high < math.inf else f"at least {self.low:.1f}"
+        return f"{self.value:.1f} ({around}{over}{name})"
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
@@ -97,12 +120,20 @@ def difference(rows: dict[str, Row], ours: str, other: str) -> Found | None:
         return None
     one, two = rows[ours], rows[other]
     if two.get("versus") == ours and "lead_ci95" in two:
-        return Found(two["lead"], *two["lead_ci95"])
-    if one.get("versus") == other and "lead_ci95" in one:
-        return Found(-one["lead"], -one["lead_ci95"][1], -one["lead_ci95"][0])
-    value = one["retention"] - two["retention"]
-    half = math.hypot(*((row["ci95"][1] - row["ci95"][0]) / 2 for row in (one, two)))
-    return Found(value, value - half, value + half)
+        found = Found(two["lead"], *two["lead_ci95"], is_held=two.get("lead_holds", True))
+    elif one.get("versus") == other and "lead_ci95" in one:
+        low, high = one["lead_ci95"]
+        found = Found(-one["lead"], -high, -low, is_held=one.get("lead_holds", True))
+    else:
+        value = one["retention"] - two["retention"]
+        half = math.hypot(*((row["ci95"][1] - row["ci95"][0]) / 2 for row in (one, two)))
+        found = Found(value, value - half, value + half)
+    return found._replace(is_averaged=is_averaged(one) or is_averaged(two))
+
+
+def is_averaged(row: Row) -> bool:
+    """Whether a row's interval is over questions alone though it has several seeds, as in files of before."""
+    return row.get("n_seeds", 1) > 1 and "seeds" not in row.get("ci_over", "questions")
 
 
 def next_best(rows: dict[str, Row]) -> str | None:
@@ -162,9 +193,10 @@ def ratio(rows: Sequence[Row], value: str) -> Found | None:
 
 def verdict(found: Found, printed: float, than: float = 0.0) -> str:
     """In a word, from the interval: on which side of `than` it lies, and whether it reaches what is printed."""
-    if found.low > than:
-        return "agrees" if found.high >= printed else "same sign"
-    return "opposite" if found.high < than else "not shown"
+    if found.is_averaged or found.low <= than <= found.high:
+        return "not shown"
+    said = "opposite" if found.high < than else "agrees" if found.high >= printed else "same sign"
+    return said if found.is_held else f"{said}\\*"
 
 
 def reaches(found: Found, printed: float) -> str:
@@ -177,19 +209,55 @@ def file_of(world: str, table: str) -> str:
     return "scarce_methods" if (world, table) == ("scarce", "main") else f"{world}_{table}"
 
 
+def command_of(world: str, table: str) -> str:
+    """The command that makes the rows of a world's file."""
+    return COMMANDS.get(table, STUDY).format(world=world)
+
+
+def not_measured(world: str, prefix: str, table: str) -> str:
+    """What stands in the place of a world's table of which nothing was measured."""
+    said = f"not measured yet; `{command_of(prefix, table)}` makes `results/{file_of(prefix, table)}.json`"
+    return f"The {world}: {said}.\n"
+
+
+def still_to_come(missing: Sequence[tuple[str, str]]) -> str:
+    """Which commands make what is not measured yet; nothing where nothing is missing.
+
+    Args:
+        missing: Command and results file of each number that has no rows.
+    """
+    files: dict[str, dict[str, None]] = {}
+    for command, file in missing:
+        files.setdefault(command, {})[f"`results/{file}.json`"] = None
+    made = [f"`{command}` makes the rows of {', '.join(names)}" for command, names in files.items()]
+    return f"Not measured yet: {'; '.join(made)}.\n" if made else ""
+
+
+def table_of(statements: Sequence[Row]) -> str:
+    """Lines of `line` as a table with its rule, and the commands for what is missing; these alone where all is."""
+    missing = [
+        (command_of(prefix, row["file"]), file_of(prefix, row["file"]))
+        for world, prefix in WORLDS.items()
+        for row in statements
+        if row[world] == MISSING
+    ]
+    todo = still_to_come(missing)
+    if len(missing) == len(WORLDS) * len(statements):
+        return todo
+    return "\n".join([markdown_table(statements, COLUMNS), *([todo] if todo else []), RULE])
+
+
 Ask = Callable[[Sequence[Row]], Found | None]
 
 
 def line(results: Path, statement: str, printed: str, file: str, ask: Ask, judge: Callable[[Found], str]) -> Row:
-    """A statement of the paper with what both worlds say of it; a world whose file is not there says so."""
-    said: Row = {"statement": statement, "paper": printed}
+    """A statement of the paper with what both worlds say of it; a world that has no rows for it says so."""
+    said: Row = {"statement": statement, "paper": printed, "file": file}
     verdicts = []
     for world, prefix in WORLDS.items():
-        name = file_of(prefix, file)
-        rows = rows_of(results, name)
+        rows = rows_of(results, file_of(prefix, file))
         found = None if rows is None else ask(rows)
-        missing = f"no {name}.json" if rows is None else "no row"
-        said[world] = missing if found is None else str(found)
+        said[world] = MISSING if found is None else str(found)
         verdicts.append("-" if found is None else judge(found))
     return {**said, "agrees (first / scarce)": " / ".join(verdicts)}
 
@@ -281,9 +349,7 @@ def over_chance(rows: Sequence[Row], recipe: str, throttler: str) -> Found | Non
 
 def about_paper(results: Path) -> str:
     """One table for the whole paper."""
-    return (
-        f"{markdown_table([*retentions(results), *ablations(results), *gradients(results), *leaks(results)])}\n{RULE}"
-    )
+    return table_of([*retentions(results), *ablations(results), *gradients(results), *leaks(results)])
 
 
 def about_table1(results: Path) -> str:
@@ -293,7 +359,7 @@ def about_table1(results: Path) -> str:
         file = file_of(prefix, "main")
         rows = rows_of(results, file)
         if rows is None:
-            parts.append(f"The {world}: not yet run, there is no `results/{file}.json`.\n")
+            parts.append(not_measured(world, prefix, "main"))
             continue
         by_budget = {keep: summaries(rows, keep) for keep in RETENTION}
         names = [name for rule in RULES.values() for name in rule] + ["gumbel_ste", "random", "oracle"]
@@ -304,22 +370,25 @@ def about_table1(results: Path) -> str:
             {"method": "DiffPrune (paper, LLaVA-1.5-7B)", **{f"K = {k}": f"{v}" for k, v in RETENTION.items()}}
         ]
         for name in dict.fromkeys(names):
-            cells = {
-                f"K = {keep}": str(Found(found[name]["retention"], *found[name]["ci95"]))
-                for keep, found in by_budget.items()
-                if name in found
-            }
-            if cells:
-                table.append({"method": label(name), **cells})
+            if any(name in found for found in by_budget.values()):
+                table.append({"method": label(name), **cells_of(name, by_budget)})
         parts.append(f"The {world} (`results/{file}.json`):\n\n{markdown_table(table)}")
     return "\n".join(parts)
+
+
+def cells_of(name: str, by_budget: Mapping[int | float, Mapping[str, Row]]) -> dict[str, str]:
+    """A method's retention with its interval at every budget."""
+    return {
+        f"K = {keep}": str(Found(found[name]["retention"], *found[name]["ci95"])) if name in found else DASH
+        for keep, found in by_budget.items()
+    }
 
 
 def about_table4(results: Path) -> str:
     """The paper's milliseconds beside ours, of one picture at K = 64."""
     measured = results_of(results, "ttft")
     if measured is None:
-        return "Not yet run: there is no `results/ttft.json`.\n"
+        return "Not measured yet; `runs/measure_gpu.sh OUT COMMIT ttft` makes `results/ttft.json`.\n"
     table = []
     for method, printed in EFFICIENCY.items():
         named = zip(TIMES, printed, strict=True)
@@ -327,7 +396,7 @@ def about_table4(results: Path) -> str:
         for row in measured.rows:
             is_it = row.get("method") == method and row.get("backbone") == "llava-1.5-7b" and "ttft_ms" in row
             if is_it and (row["batch"], row["num_text"]) == (1, NUM_TEXT) and row["num_kept"] in (64, 576):
-                own = {name: f"{row[name]:.2f}" for name in TIMES if name in row}
+                own = {name: f"{row[name]:.2f}" if name in row else MISSING for name in TIMES}
                 table.append({"method": label(method), "path": f"ours, {row['path']}", **own})
     what = f"LLaVA-1.5-7B's shape, one picture, {NUM_TEXT} text tokens, K = 64 (`results/ttft.json`)"
     return f"{markdown_table(table)}\nOurs on {measured.device}, {what}.\n"
@@ -335,7 +404,7 @@ def about_table4(results: Path) -> str:
 
 def about_table5(results: Path) -> str:
     """What each part is worth, in both worlds and by both recipes."""
-    return f"{markdown_table(ablations(results))}\n{RULE}"
+    return table_of(ablations(results))
 
 
 def about_leak(results: Path) -> str:
@@ -344,7 +413,7 @@ def about_leak(results: Path) -> str:
     for world, prefix in WORLDS.items():
         found = results_of(results, f"{prefix}_leak")
         if found is None:
-            parts.append(f"The {world}: not yet run, there is no `results/{prefix}_leak.json`.\n")
+            parts.append(not_measured(world, prefix, "leak"))
             continue
         table: dict[tuple[str, ...], Row] = {}
         for row in found.rows:

@@ -2,7 +2,7 @@
 
 python -m diffprune_lab.probes.evidence
 
-Text around the blocks is written by hand. A block without a results file says that the probe was not run.
+Text around the blocks is written by hand. A block without rows says by which command there will be some.
 """
 
 import re
@@ -19,6 +19,11 @@ from diffprune_lab.probes.store import Row
 
 _BLOCK = re.compile(r"(<!-- probe: (?P<name>[\w-]+) -->\n).*?(<!-- end of probe -->)", re.DOTALL)
 PAGES = {**comparison.PAGES, **tables.PAGES}
+MADE_BY = {
+    **tables.MADE_BY,
+    BACKBONES_FILE: "diffprune probe all",
+    "scenes_main": comparison.command_of("scenes", "main"),
+}
 WITHOUT_FIGURE = (BACKBONES_FILE, "scenes_next", "scenes_main")
 
 
@@ -39,7 +44,7 @@ def block(name: str, results: Path) -> str:
         raise ValueError(f"a block names the probe {name!r}; there are {', '.join([*FINDINGS, *PAGES])}")
     found = results_of(results, name)
     if found is None:
-        return f"Not yet run: there is no `results/{name}.json`.\n"
+        return f"Not measured yet; `{MADE_BY.get(name, f'diffprune probe {name}')}` makes `results/{name}.json`.\n"
     picture = "" if name in WITHOUT_FIGURE else f"![{name}](img/{name}.png)\n\n"
     seeds = f", seeds {', '.join(map(str, found.seeds))}" if found.seeds else ""
     origin = f"`{found.command}` on {found.device}, {found.date[:10]}{seeds}."

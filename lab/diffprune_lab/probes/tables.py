@@ -5,9 +5,22 @@ from pathlib import Path
 
 from diffprune.evaluate.pruners import THROTTLED
 from diffprune.evaluate.retention import retention
+from diffprune.report.cells import DASH
 from diffprune.results import markdown_table
 from diffprune_lab.probes.bench import DIVERSE
-from diffprune_lab.probes.comparison import WORLDS, Found, difference, results_of, rows_of, summaries
+from diffprune_lab.probes.comparison import (
+    MISSING,
+    WORLDS,
+    Found,
+    cells_of,
+    difference,
+    is_averaged,
+    not_measured,
+    results_of,
+    rows_of,
+    still_to_come,
+    summaries,
+)
 from diffprune_lab.probes.figures import label
 from diffprune_lab.probes.store import Row
 
@@ -22,6 +35,13 @@ MODELS = {  # the models that the one config is for: the file that has them, and
     "scenes-qwen-l": ("scaling", 0.1111),
     "scenes-llava-next": ("scenes_next", 320),
 }
+MADE_BY = {  # by file
+    "recipe": "runs/recipe.sh OUT COMMIT",
+    "scaling": "runs/qwen_tables.sh all OUT COMMIT",
+    "scenes_next": "runs/scenes_next.sh all MINUTES OUT COMMIT",
+}
+RECIPE_COLUMNS = ("seeds", "mean", "worst training", "best known start", "within a point", "diverse choice")
+RECIPE_RULE = "*Worst training*: the seed that keeps least. *Within a point*: of the best known start, every seed.\n"
 MOST_BEHIND = 1.0  # points by which a training may be behind the best known start
 
 
@@ -83,11 +103,9 @@ def budgets(rows: Sequence[Row]) -> list[int | float]:
 
 def by_budget(rows: Sequence[Row], named: dict[str, Row]) -> list[Row]:
     """A line for each of these methods that is there, with its retention at every budget."""
-    found = {f"K = {keep}": summaries(rows, keep) for keep in budgets(rows)}
+    found = {keep: summaries(rows, keep) for keep in budgets(rows)}
     return [
-        line | {title: interval_of(there[name]) if name in there else "" for title, there in found.items()}
-        for name, line in named.items()
-        if any(name in there for there in found.values())
+        line | cells_of(name, found) for name, line in named.items() if any(name in there for there in found.values())
     ]
 
 
@@ -100,27 +118,29 @@ def of_worlds(results: Path, files: Sequence[str], table: Callable[[Sequence[Row
             lines = [] if found is None else table(found.rows)
             if found is not None and lines:
                 origin = f"`results/{prefix}_{file}.json`, {found.notes.partition(';')[0]}"
+                if any(map(is_averaged, found.rows)):
+                    origin += "; intervals over questions alone, seeds averaged"
                 parts.append(f"The {world} ({origin}):\n\n{markdown_table(lines)}")
+                if any(DASH in line.values() for line in lines):
+                    parts.append("A dash: not asked in the runs of this file.\n")
                 break
         else:
-            parts.append(f"The {world}: not yet run, there is no `results/{prefix}_{files[0]}.json`.\n")
+            parts.append(not_measured(world, prefix, files[0]))
     return "\n".join(parts)
 
 
 def about_recipe(results: Path) -> str:
     """Of every model what trainings by the one config keep at 11.1 %, beside the best known start."""
     table = []
+    missing = []
     for model, (file, keep) in MODELS.items():
-        line: Row = {"model": model}
+        line: Row = {"model": model, **dict.fromkeys(RECIPE_COLUMNS, MISSING)}
         table.append(line)
-        rows = rows_of(results, file)
-        if rows is None:
-            line["mean"] = f"no {file}.json"
-            continue
+        rows = rows_of(results, file) or []
         own = [row for row in rows if row.get("backbone", model) == model and row["keep"] == keep]
         found = summaries([row for row in own if row["method"] != OURS or row.get("recipe") == "bridge"], keep)
         if OURS not in found:
-            line["mean"] = "no row"
+            missing.append((MADE_BY[file], file))
             continue
         each = by_seed([row for row in own if row["method"] == OURS])
         line |= {"seeds": len(each), "mean": interval_of(found[OURS]), "worst training": f"{min(each):.1f}"}
@@ -131,8 +151,10 @@ def about_recipe(results: Path) -> str:
             best = max(starts, key=lambda name: starts[name])
             line["best known start"] = f"{starts[best]:.1f} (from {best.removeprefix(OTHER_START).rstrip(']')})"
             line["within a point"] = "yes" if min(each) >= starts[best] - MOST_BEHIND else "no"
-    columns = ["model", "seeds", "mean", "worst training", "best known start", "within a point", "diverse choice"]
-    return f"{markdown_table(table, columns)}\n"
+    todo = still_to_come(missing)
+    if len(missing) == len(table):
+        return todo
+    return "\n".join([markdown_table(table, ["model", *RECIPE_COLUMNS]), *([todo] if todo else []), RECIPE_RULE])
 
 
 def by_seed(rows: Sequence[Row]) -> list[float]:
