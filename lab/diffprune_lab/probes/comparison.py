@@ -361,7 +361,7 @@ def about_table1(results: Path) -> str:
         if rows is None:
             parts.append(not_measured(world, prefix, "main"))
             continue
-        by_budget = {keep: summaries(rows, keep) for keep in RETENTION}
+        by_budget: dict[int | float, dict[str, Row]] = {keep: summaries(rows, keep) for keep in RETENTION}
         names = [name for rule in RULES.values() for name in rule] + ["gumbel_ste", "random", "oracle"]
         for found in by_budget.values():
             if (rival := next_best(found)) is not None:
