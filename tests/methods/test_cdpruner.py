@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import CLIPConfig, CLIPModel
 
 from diffprune.methods.cdpruner import CDPruner
@@ -44,6 +45,23 @@ def test_relevance_and_diversity_weigh_against_each_other() -> None:
     # Left outside token 0: 0 of token 1, r sin = 0.5 * 0.87 of token 2, next to nothing of token 3 (irrelevant).
     assert choose(tokens, 2) == [0, 2]
     assert choose(tokens, 2, relevance="none") == [0, 3]
+
+
+def test_without_relevance_rounding_does_not_choose_the_first_token() -> None:
+    """All stand equal then, so the first of them goes first, in a batch as alone; in float32 a token's cosine with
+    itself is often a little off 1."""
+    projected = torch.randn(40, 12, 20, generator=torch.Generator().manual_seed(0))
+    off = functional.normalize(projected, dim=-1)
+    assert ((off @ off.mT).diagonal(dim1=1, dim2=2).argmax(-1) > 0).any()
+    tokens = VisualTokens(x=projected, projected=projected)
+    chosen = cdpruner(relevance="none").select(tokens, 1)
+    assert chosen.eq(0).all()
+    padded = torch.cat([projected, torch.full_like(projected, 1e3)], dim=1)
+    mask = torch.arange(24).expand(40, -1) < 12
+    in_batch = cdpruner(relevance="none").select(VisualTokens(x=padded, mask=mask, projected=padded), 4)
+    assert in_batch.equal(cdpruner(relevance="none").select(tokens, 4))
+    nothing = VisualTokens(x=torch.zeros(1, 3, 20), projected=torch.zeros(1, 3, 20))
+    assert choose(nothing, 2, relevance="none") == [0, 1]
 
 
 def test_the_release_calls_the_least_similar_patch_the_most_relevant() -> None:

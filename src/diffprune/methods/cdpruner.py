@@ -79,6 +79,8 @@ class CDPruner(Pruner):
         relevance = self.relevance(tokens)
         native, projected = self.options.native, tokens.projected
         similarity = cosine_matrix(projected, dtype=torch.float32) if native else wide_cosines(projected)
+        if not native:  # a token is wholly like itself: where all are as relevant, rounding must not choose the first
+            similarity.diagonal(dim1=1, dim2=2).round_()
         kernel = relevance.unsqueeze(2) * similarity * relevance.unsqueeze(1)
         return greedy_determinant(kernel, k, tokens.padding_mask, tolerance=0.0 if native else RANK_TOLERANCE)
 
