@@ -322,11 +322,12 @@ def test_a_budget_without_a_method_is_an_error_on_the_command_line(command: str,
     assert code == 2 and re.search(NOTHING_CHOOSES, printed.splitlines()[-1])
 
 
-@pytest.mark.parametrize("command", ["ask", "show"])
+@pytest.mark.parametrize("command", ["ask", "show", "eval"])
 def test_a_base_model_beside_a_saved_pruner_is_not_ignored(command, tmp_path: Path, capsys) -> None:
     tiny.picture().save(tmp_path / "a.png")
     question = ["What?"] if command == "ask" else ["--out", str(tmp_path / "b.png")]
-    code = cli._run([command, "--image", str(tmp_path / "a.png"), "--pruner", "p", "--model", "random", *question])
+    image = [] if command == "eval" else ["--image", str(tmp_path / "a.png")]
+    code = cli._run([command, *image, "--pruner", "p", "--model", "random", *question])
     printed = capsys.readouterr().err
     assert code != 0 and "--pruner p brings its own base model, so --model random would be ignored" in printed
 

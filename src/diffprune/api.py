@@ -44,6 +44,15 @@ def load(name: str | Path, *, method: str | None = None, keep: int | float | Non
     return PrunedVLM(base, processor, method=method, keep=1.0 if keep is None else keep)
 
 
+def refuse_second_model(pruner: str, model: str | None) -> None:
+    """A `ValueError` where the command line names a model beside a saved pruner, which has its own."""
+    if pruner != "none" and model is not None:
+        raise ValueError(
+            f"--pruner {pruner} brings its own base model, so --model {model} would be ignored; leave one of the "
+            "two out"
+        )
+
+
 def load_vlm(
     pruner: str,
     *,
@@ -64,11 +73,7 @@ def load_vlm(
     hush_loader()
     budget = None if keep is None else Budget.parse(keep).keep
     if pruner != "none":
-        if model is not None:
-            raise ValueError(
-                f"--pruner {pruner} brings its own base model, so --model {model} would be ignored; leave one of the "
-                "two out"
-            )
+        refuse_second_model(pruner, model)
         vlm = PrunedVLM.from_pretrained(pruner, keep=budget, method=method or None)
     else:
         method = method or default_method

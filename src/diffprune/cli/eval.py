@@ -41,8 +41,9 @@ def command(
         ),
     ] = "none",
     model: Annotated[
-        str, typer.Option(help="Base model for --pruner none: scenes-llava, scenes-nano, a folder or hub id.")
-    ] = "scenes-llava",
+        str | None,
+        typer.Option(help="Base model for --pruner none: a folder, a hub id or scenes-nano; default: scenes-llava."),
+    ] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -136,10 +137,13 @@ def command(
     given = dict(locals())  # the options, called as the settings they are for
     labels = [one.partition("=")[0].partition("@")[0] for one in pruner.split(",") if "=" in one]
     check_names(methods, also=["oracle", "blind", "downscale", *labels])
-    named = model if pruner == "none" else pruner
+    given["model"] = model or "scenes-llava"
+    named = given["model"] if pruner == "none" else pruner
     announce_loading(f"{named}, {methods}, keep {keep}", quiet=as_json)
+    from diffprune.api import refuse_second_model
     from diffprune.evaluate.session import Asked, Session
 
+    refuse_second_model(pruner, model)
     if out is not None:
         require_file(out)
     given["device"] = choose_device(device)
