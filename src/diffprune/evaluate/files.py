@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from diffprune.backbones.processors import check_header, open_image
+from diffprune.backbones.processors import check_header, image_size, open_image
 from diffprune.evaluate.sources import Questions
 from diffprune.evaluate.task import METRICS, Question, Task
 from diffprune.extras import MissingExtraError
@@ -58,7 +58,7 @@ class FileQuestions(Questions):
         return [_open(image) for image in images]
 
     def sizes_of(self, images: Sequence[Any]) -> list[tuple[int, int]]:
-        return [_open(image).size for image in images]  # one at a time; the header's size is that before it is turned
+        return [image_size(image.read() if isinstance(image, StoredImage) else image) for image in images]
 
     def identity(self, image: Any) -> str:
         return image.digest if isinstance(image, StoredImage) else _digest(image.read_bytes())
