@@ -118,12 +118,20 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         with _reading(path):
             rows = file.read_row_group(group, columns=names).to_pylist()
         for place, row in enumerate(rows):
+            row |= {key: _whole(value) for key, value in row.items()}
             images = _as_list(row.get("image"))
             row["image"] = [
                 image if isinstance(image, str) else _stored(image, path, group, place, number)
                 for number, image in enumerate(images)
             ]
             yield row
+
+
+def _whole(value: Any) -> Any:
+    """A whole float as the integer that it was: a column of integers is one of floats where some are missing."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _parquet(path: Path) -> Any:
