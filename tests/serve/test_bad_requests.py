@@ -3,10 +3,13 @@
 import base64
 import io
 import json
+import socket
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +182,29 @@ def test_bodies_that_are_none(server: Running) -> None:
     status, _, found = server.send("POST", CHAT, b"null")
     assert status == 400 and "the body is None; send a JSON object" in json.loads(found)["error"]["message"]
     assert server.post(CHAT, GOOD)[0] == 200
+
+
+def test_slow_bodies_keep_nobody_out() -> None:
+    """As many as may be under way at once take no place; with one more, the first of them is given up."""
+    with running(pruned("llava", "divprune", keep=5), queue=3, batch=1) as server, ExitStack() as open_ones:
+
+        def begin() -> socket.socket:
+            made = open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            count = len(server.server.bodies)
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+            made.sendall(head.encode() + b"{")
+            deadline = time.monotonic() + 60
+            while len(server.server.bodies) == count < 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return made
+
+        slow = [begin() for _ in range(4)]
+        assert server.post(CHAT, GOOD)[0] == 200
+        assert slow[0].recv(1000).startswith(b"HTTP/1.1 429 ") and server.server.num_open == 0
+        assert len(server.server.bodies) == 3
+        slow[1].sendall(b" " * 998 + b"}")
+        assert slow[1].recv(1000).startswith(b"HTTP/1.1 400 ")  # whole, and no request
 
 
 @pytest.mark.parametrize(
