@@ -1,5 +1,6 @@
 """The server answers as the model does offline, whoever asks at the same time."""
 
+import asyncio
 import json
 import threading
 import time
@@ -10,6 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from diffprune.serve import app
+from diffprune.serve.metrics import Metrics
+from diffprune.serve.settings import Settings
 from tests import tiny
 from tests.contracts.vlm import pruned
 from tests.serve.running import NAME, Running, data_uri, question, running
@@ -137,6 +141,29 @@ def test_a_client_that_hangs_up_ends_its_row(served: Any) -> None:
     assert answer.choices[0].message.content == offline(vlm, *ASKED[3])
     assert len(steps) < 3000
     assert server.server.num_open == 0
+
+
+def test_an_answer_that_is_not_taken_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application goes on as for a client that has gone, and what it still says is not sent."""
+    monkeypatch.setattr(app, "LATE", 0.0)
+    made = app.Server.__new__(app.Server)  # without a model
+    made.settings, made.metrics = Settings(timeout=0.01), Metrics()
+    sent, ended = [], []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if len(sent) == 2:
+            await asyncio.Event().wait()  # a reader that stands still
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        for _ in range(3):
+            await send({"type": "http.response.body"})
+        ended.append(True)
+
+    counted = app.Counted(answer, made)
+    asyncio.run(asyncio.wait_for(counted({"type": "http", "method": "GET"}, None, send), 10))
+    assert sent == ["http.response.start", "http.response.body"] and ended
 
 
 def test_one_request_too_many_is_told_when_to_come_back(served: Any) -> None:

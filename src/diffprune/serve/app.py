@@ -32,6 +32,7 @@ logger = logging.getLogger("diffprune")
 PAGE = Path(__file__).parent / "page"
 DRAINED = 16  # times the largest body that is read and thrown away, so that its sender hears why
 THREADS = 4  # that open pictures
+LATE = 2.0  # seconds that a reader has for an answer beyond `timeout`, in which every answer ends by itself
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -349,7 +350,10 @@ def _add_page(app: FastAPI) -> None:
 
 
 class Counted:
-    """Counts the answers by path and status, around everything, so that none is missed; takes HEAD for GET."""
+    """Counts the answers by path and status, around everything, so that none is missed; takes HEAD for GET.
+
+    An answer that its reader does not take in time is cut off: it would keep its place for as long as the reader likes.
+    """
 
     def __init__(self, app: Any, server: Server) -> None:
         self.app, self.server = app, server
@@ -361,11 +365,21 @@ class Counted:
         if scope["method"] == "HEAD":  # uvicorn leaves the body out
             scope = {**scope, "method": "GET"}
 
+        loop, until, late = asyncio.get_running_loop(), 0.0, False
+
         async def counting(message: Any) -> None:
+            nonlocal until, late
             if message["type"] == "http.response.start":
+                until = loop.time() + self.server.settings.timeout + LATE
                 route = scope.get("route")
                 path = getattr(route, "path", "other")
                 self.server.metrics.requests.labels(path, str(message["status"])).inc()
-            await send(message)
+            if late:
+                return  # without its end, so that the connection is closed
+            try:
+                async with asyncio.timeout_at(until):
+                    await send(message)
+            except TimeoutError:
+                late = True
 
         await self.app(scope, receive, counting)
