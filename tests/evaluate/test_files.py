@@ -146,6 +146,20 @@ def test_a_journal_left_beside_a_finished_file_is_removed(
     assert not journal_file(out).exists() and out.exists()
 
 
+def test_two_evaluations_that_write_to_one_file_do_not_mix_their_answers(tmp_path: Path) -> None:
+    """Two shards with one --out, say: what the second said to its prompts would be taken for answers to the first's."""
+    path, said = tmp_path / "x.answers.jsonl", [{"said": ["red"]}]
+    first, second = (Journal(path, {"shard": f"{which}/2"}, runs=1, count=2) for which in range(2))
+    first.add([0], said)
+    with pytest.raises(ValueError, match=r"another evaluation writes to .*x\.answers\.jsonl too, or has removed it"):
+        second.add([1], said)
+    first.add([1], said)
+    path.unlink()
+    with pytest.raises(ValueError, match="give each its own --out, and start this one again"):
+        first.add([1], said)
+    assert not path.exists()
+
+
 def test_shards_joined_are_one_run(model: Path, data: Path, unbroken: Path, tmp_path: Path) -> None:
     parts = [tmp_path / f"{which}.json" for which in range(3)]
     for which, out in enumerate(parts):
