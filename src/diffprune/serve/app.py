@@ -54,7 +54,9 @@ class Server:
         self.metrics = Metrics()
         self.worker = Worker(vlm, settings, self.metrics)
         self.reader = Reader(self.worker, settings, name)
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="diffprune-read")
+        # A thread waits for as long as a host does from which pictures come; requests without such wait for none.
+        threads = settings.most if settings.hosts else THREADS
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="diffprune-read")
         self.created = int(time.time())
         self.num_open = 0
         self.bodies: dict[asyncio.Timeout, None] = {}  # that are being read, the longest-read first
