@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor
 from transformers.image_utils import load_image
 
 from diffprune.backbones import processors
-from diffprune.backbones.processors import open_image, pixel_seed, resize
+from diffprune.backbones.processors import image_size, open_image, pixel_seed, resize
 from tests import tiny
 
 
@@ -128,6 +128,44 @@ def test_formats_are_told_by_content_and_no_program_is_started(tmp_path: Path) -
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
     with pytest.raises(ValueError, match=r"no image that can be read; known are JPEG, PNG"):
         open_image(path)
+
+
+def behind_pixels(png: bytes) -> bytes:
+    """The same PNG, its EXIF written behind the pixels, as some programs do."""
+    start = png.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+    without, last = png[:start] + png[end:], png.index(b"IEND") - 4 - (end - start)
+    return without[:last] + png[start:end] + without[last:]
+
+
+@pytest.mark.parametrize("kind", processors.FORMATS)
+def test_the_size_of_a_file_is_that_of_the_opened_picture(tmp_path: Path, kind: str) -> None:
+    for orientation in (None, *range(1, 9)):
+        exif = Image.Exif()
+        if orientation is not None:
+            exif[0x0112] = orientation
+        file = io.BytesIO()
+        try:
+            tiny.picture(1, (24, 16)).save(file, kind, **({} if orientation is None else {"exif": exif}))
+        except (KeyError, OSError, ValueError):
+            pytest.skip(f"this Pillow writes no {kind}")
+        files = [file.getvalue()]
+        if kind == "PNG" and orientation is not None:
+            files.append(behind_pixels(files[0]))
+            assert len(files[1]) == len(files[0])
+        for content in files:
+            (tmp_path / "picture").write_bytes(content)
+            assert image_size(content) == image_size(tmp_path / "picture") == open_image(content).size, orientation
+        if kind == "PNG" and orientation == 6:
+            assert image_size(files[1]) == (16, 24)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_size_needs_no_pixels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    tiny.picture(1, (24, 16)).save(file, kind)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    assert image_size(file.getvalue()) == (24, 16)
 
 
 @pytest.mark.parametrize("kind", processors.FORMATS)

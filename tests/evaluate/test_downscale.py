@@ -1,17 +1,23 @@
 """A smaller picture as a control, the questions it gets wrong, and how far first tokens are from the full model's."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from diffprune.evaluate import files
 from diffprune.evaluate.answers import Answers, Entry
 from diffprune.evaluate.downscale import DOWNSCALE, require_forms, shrink, shrunk_questions, unreached
 from diffprune.evaluate.encoded import encode_questions
+from diffprune.evaluate.files import read_questions
 from diffprune.evaluate.hard import hard_rows
 from diffprune.evaluate.pruners import takes_weights
 from diffprune.evaluate.runner import Measurement, evaluate
+from diffprune.evaluate.sources import Questions
 from diffprune.model import PrunedVLM
 from tests import tiny
 from tests.evaluate.memory import MEMORY, PICTURES
+from tests.evaluate.own_questions import write_jsonl
 
 FAMILIES = ["qwen2_5_vl", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm"]
 
@@ -50,6 +56,21 @@ def test_a_budget_below_the_smallest_form_has_no_row_and_a_sentence() -> None:
     vlm = PrunedVLM(*tiny.build("llava_next"))
     said = unreached(vlm, MEMORY.build(["letters"], count=3), [0.9999, 1])
     assert "downscale has no row at keep=1: a picture of 5" in said[1] and "tokens in llava_next" in said[1]
+
+
+def test_no_picture_is_decoded_before_it_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = read_questions(write_jsonl(tmp_path, 8))
+    monkeypatch.setattr(files, "open_image", lambda _: pytest.fail("decoded"))
+    assert 1 in unreached(PrunedVLM(*tiny.build("llava_next")), questions, [0.9999, 1])
+
+
+def test_one_decoded_picture_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = PrunedVLM(*tiny.build("qwen2_5_vl"))
+    encoded, together = encode_questions(vlm, MEMORY.build(["letters"], count=3)), []
+    opens = Questions.open
+    monkeypatch.setattr(Questions, "open", lambda self, images: together.append(len(images)) or opens(self, images))
+    shrunk_questions(vlm, encoded, 0.6, batch_size=2)
+    assert set(together) == {1}
 
 
 def test_the_smaller_picture_is_answered_as_generate_answers_it() -> None:

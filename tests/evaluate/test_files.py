@@ -133,6 +133,33 @@ def test_a_run_that_is_over_is_not_asked_again(model: Path, data: Path, unbroken
     assert answers_file(unbroken).read_bytes() == before
 
 
+def test_a_journal_left_beside_a_finished_file_is_removed(
+    model: Path, data: Path, unbroken: Path, tmp_path: Path, monkeypatch
+) -> None:
+    out = tmp_path / "x.json"
+    monkeypatch.setattr(Journal, "close", lambda self: pytest.fail("killed"))  # between the sheet and this
+    with pytest.raises(pytest.fail.Exception):
+        Session(asked(model, data, out)).run()
+    assert journal_file(out).exists() and not out.exists()
+    monkeypatch.setattr(runner, "make_runs", lambda *_: pytest.fail("asked again"))
+    assert Session(asked(model, data, out)).run().rows == read_results(unbroken).rows
+    assert not journal_file(out).exists() and out.exists()
+
+
+def test_two_evaluations_that_write_to_one_file_do_not_mix_their_answers(tmp_path: Path) -> None:
+    """Two shards with one --out, say: what the second said to its prompts would be taken for answers to the first's."""
+    path, said = tmp_path / "x.answers.jsonl", [{"said": ["red"]}]
+    first, second = (Journal(path, {"shard": f"{which}/2"}, runs=1, count=2) for which in range(2))
+    first.add([0], said)
+    with pytest.raises(ValueError, match=r"another evaluation writes to .*x\.answers\.jsonl too, or has removed it"):
+        second.add([1], said)
+    first.add([1], said)
+    path.unlink()
+    with pytest.raises(ValueError, match="give each its own --out, and start this one again"):
+        first.add([1], said)
+    assert not path.exists()
+
+
 def test_shards_joined_are_one_run(model: Path, data: Path, unbroken: Path, tmp_path: Path) -> None:
     parts = [tmp_path / f"{which}.json" for which in range(3)]
     for which, out in enumerate(parts):
@@ -193,6 +220,25 @@ def test_parquet_is_what_jsonl_is(tmp_path: Path, data: Path) -> None:
             assert (a.id, a.prompt, a.answer, a.choices) == (b.id, b.prompt, b.answer, b.choices)
             pixels = [[image.tobytes() for image in q.open(x.images)] for q, x in ((ours, a), (theirs, b))]
             assert pixels[0] == pixels[1]
+
+
+def test_a_whole_number_of_a_parquet_file_is_read_as_one_beside_missing_ones(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = (tmp_path / write_pictures(tmp_path)[0]).read_bytes()
+    keys = ("question", "task", "id", "answer", "answers", "choices")
+    made = [
+        ("How many?", None, 7.0, 1.0, None, None),
+        ("How much?", None, None, 2.5, None, None),
+        ("How long?", None, None, None, [3.0, 0.5], None),
+        ("Which?", "choice", None, 1.0, None, [5.0, 6.0]),
+    ]
+    table = pyarrow.Table.from_pylist([dict(zip(keys, row, strict=True)) | {"image": image} for row in made])
+    parquet.write_table(table, tmp_path / "q.parquet")
+    first, second, third, fourth = (
+        one for task in read_questions(tmp_path / "q.parquet").tasks for one in task.questions
+    )
+    assert (first.answer, first.id, second.answer, third.answers) == ("1", "7", "2.5", ("3", "0.5"))
+    assert fourth.choices == ("5", "6") and fourth.answer == "B"
 
 
 def test_the_size_of_a_phone_s_picture_is_that_of_the_turned_one(tmp_path: Path) -> None:
@@ -288,6 +334,14 @@ def test_a_question_with_a_placeholder_too_many_is_named_before_anything_is_aske
     read_rows(tmp_path, GOOD, {"id": "odd", "question": "<image> what?", "answer": "red"} | wrong)
     with pytest.raises(ValueError, match=r"question 'odd' cannot be asked: \d image\(s\) for \d placeholder"):
         Session(asked(model, tmp_path / "q.jsonl", tmp_path / "x.json", batch_size=1)).run()
+    assert not journal_file(tmp_path / "x.json").exists()
+
+
+def test_a_placeholder_in_a_question_does_not_go_with_blind(model: Path, tmp_path: Path) -> None:
+    read_rows(tmp_path, GOOD, {"id": "own", "question": "What is <image>?", "answer": "red"})
+    given = asked(model, tmp_path / "q.jsonl", tmp_path / "x.json", methods="full", blind=True)
+    with pytest.raises(ValueError, match="question 'own' says by <image> where its picture stands, and --blind asks"):
+        Session(given).run()
     assert not journal_file(tmp_path / "x.json").exists()
 
 

@@ -3,10 +3,14 @@
 import base64
 import io
 import json
+import socket
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -181,6 +185,29 @@ def test_bodies_that_are_none(server: Running) -> None:
     assert server.post(CHAT, GOOD)[0] == 200
 
 
+def test_slow_bodies_keep_nobody_out() -> None:
+    """As many as may be under way at once take no place; with one more, the first of them is given up."""
+    with running(pruned("llava", "divprune", keep=5), queue=3, batch=1) as server, ExitStack() as open_ones:
+
+        def begin() -> socket.socket:
+            made = open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            count = len(server.server.bodies)
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+            made.sendall(head.encode() + b"{")
+            deadline = time.monotonic() + 60
+            while len(server.server.bodies) == count < 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return made
+
+        slow = [begin() for _ in range(4)]
+        assert server.post(CHAT, GOOD)[0] == 200
+        assert slow[0].recv(1000).startswith(b"HTTP/1.1 429 ") and server.server.num_open == 0
+        assert len(server.server.bodies) == 3
+        slow[1].sendall(b" " * 998 + b"}")
+        assert slow[1].recv(1000).startswith(b"HTTP/1.1 400 ")  # whole, and no request
+
+
 @pytest.mark.parametrize(
     ("change", "param", "words"),
     [
@@ -238,9 +265,6 @@ def test_one_bad_request_does_not_spoil_the_batch_it_is_in(server: Running) -> N
     assert "broken" not in answers["broken"][2]["error"]["message"]
 
 
-GO_ON = threading.Event()
-
-
 class Elsewhere(BaseHTTPRequestHandler):
     """A host with pictures, redirects and too much."""
 
@@ -254,8 +278,6 @@ class Elsewhere(BaseHTTPRequestHandler):
         self.send_response(404 if self.path == "/none" else 200)
         self.end_headers()
         self.wfile.write(body)
-        if self.path == "/slow":
-            GO_ON.wait(60)
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -288,18 +310,21 @@ def test_pictures_of_allowed_hosts_alone_and_no_way_round() -> None:
     assert all(map(is_public, ("93.184.216.34", "2606:4700::1111", "64:ff9b::93.184.216.34")))
 
 
-def test_a_host_that_never_comes_to_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter((0.0, 11.0))  # before it is asked, and after its first bytes
-    monkeypatch.setattr(pictures, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        try:
+@pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", b""])
+def test_a_host_that_never_comes_to_an_end_is_not_waited_for(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within its headers, within the picture, and where it says nothing at all."""
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr(pictures, "time", clock)
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as threads:
+        url = f"http://localhost:{other.getsockname()[1]}/a.png"
+        limits: Any = {"max_bytes": 10**6, "until": 10.0, "allowed": lambda address: True}
+        asked = threads.submit(fetch, url, ["localhost"], **limits)
+        with other.accept()[0] as made:
+            made.sendall(beginning)
+            clock.monotonic = lambda: 11.0
+            made.sendall(b"0")
             with pytest.raises(ValueError, match="did not come within 10 s"):
-                url = f"http://localhost:{other.server_port}/slow"
-                fetch(url, ["localhost"], max_bytes=10**6, until=10.0, allowed=lambda address: True)
-        finally:
-            GO_ON.set()
-            other.shutdown()
+                asked.result(60)
 
 
 def test_settings_that_make_no_sense() -> None:

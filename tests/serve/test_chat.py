@@ -1,5 +1,6 @@
 """The server answers as the model does offline, whoever asks at the same time."""
 
+import asyncio
 import json
 import threading
 import time
@@ -10,6 +11,10 @@ from typing import Any
 import openai
 import pytest
 
+from diffprune.serve import app, pictures
+from diffprune.serve.metrics import Metrics
+from diffprune.serve.settings import Settings
+from diffprune.serve.worker import Job
 from tests import tiny
 from tests.contracts.vlm import pruned
 from tests.serve.running import NAME, Running, data_uri, question, running
@@ -139,6 +144,29 @@ def test_a_client_that_hangs_up_ends_its_row(served: Any) -> None:
     assert server.server.num_open == 0
 
 
+def test_an_answer_that_is_not_taken_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application goes on as for a client that has gone, and what it still says is not sent."""
+    monkeypatch.setattr(app, "LATE", 0.0)
+    made = app.Server.__new__(app.Server)  # without a model
+    made.settings, made.metrics = Settings(timeout=0.01), Metrics()
+    sent, ended = [], []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if len(sent) == 2:
+            await asyncio.Event().wait()  # a reader that stands still
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        for _ in range(3):
+            await send({"type": "http.response.body"})
+        ended.append(True)
+
+    counted = app.Counted(answer, made)
+    asyncio.run(asyncio.wait_for(counted({"type": "http", "method": "GET"}, None, send), 10))
+    assert sent == ["http.response.start", "http.response.body"] and ended
+
+
 def test_one_request_too_many_is_told_when_to_come_back(served: Any) -> None:
     server, _ = served
     body = {"model": NAME, "messages": ASKED[3][0], "max_tokens": 2}
@@ -160,6 +188,45 @@ def test_one_request_too_many_is_told_when_to_come_back(served: Any) -> None:
         thread.join()
     assert server.post("/v1/chat/completions", body)[0] == 200
     assert server.metric('diffprune_requests_total{path="/v1/chat/completions",status="429"}') == 1
+
+
+def test_requests_whose_clients_have_gone_take_no_place_in_the_queue() -> None:
+    with running(pruned("llava", "divprune", keep=5), queue=2) as server, server.held():
+        worker = server.server.worker
+        gone = [Job(tell=lambda event: None) for _ in range(2)]
+        for job in gone:
+            worker.submit(job)
+        assert worker.num_waiting == 2
+        for job in gone:
+            job.cancel()
+        worker.submit(Job(tell=lambda event: None, run=lambda vlm: None))
+        assert worker.num_waiting == 1
+
+
+def test_requests_wait_for_no_other_s_slow_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go = threading.Semaphore(0), threading.Event()
+
+    def stands_still(*_: Any, **__: Any) -> bytes:
+        reached.release()
+        go.wait(60)
+        raise ValueError("nothing came")
+
+    monkeypatch.setattr(pictures, "fetch", stands_still)
+    with running(pruned("llava", "divprune", keep=5), hosts=("example.com",)) as server:
+        part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+        body = {"model": NAME, "messages": [{"role": "user", "content": [part]}]}
+        others = [threading.Thread(target=server.post, args=("/v1/chat/completions", body)) for _ in range(app.THREADS)]
+        try:
+            for thread in others:
+                thread.start()
+            assert all(reached.acquire(timeout=60) for _ in others)
+            with server.client() as client:
+                asked = client.with_options(timeout=20).chat.completions.create
+                assert asked(model=NAME, messages=ASKED[3][0], max_tokens=2).usage.completion_tokens == 2
+        finally:
+            go.set()
+            for thread in others:
+                thread.join()
 
 
 def test_a_selection_is_that_of_the_model(served: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from diffprune.ops.transfer import to_device
 
 # What is read, told by content. None of these runs a program, as Pillow does for EPS.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000")
+
+TELLING = ("JPEG", "MPO", "PNG", "WEBP", "BMP")  # whose first bytes say the size and how the picture is turned
+LATE = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")  # chunks that say in a PNG how it is turned; they may lie behind the pixels
 
 
 @cache
@@ -60,6 +63,7 @@ class Limits:
 
 limits = Limits()
 Picture = UInt8[Tensor, "3 _ _"]
+T = TypeVar("T")
 
 _BITS = 22  # of a weight behind the point: a weight times a byte, summed over sources, fits into int32
 _HALF = 1 << (_BITS - 1)  # so that the shift rounds to the nearest
@@ -96,6 +100,13 @@ def check_header(source: Path | bytes) -> None:
         _read(source, _identified)
 
 
+def image_size(source: Path | bytes) -> tuple[int, int]:
+    """(width, height) of what `open_image` makes of a file or its bytes; nothing is decoded where the header tells."""
+    if isinstance(source, bytes):
+        return _size(io.BytesIO(source), f"a file of {len(source)} bytes")
+    return _read(source, _size)
+
+
 def open_by_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[Image.Image]]:
     """The pictures of each prompt.
 
@@ -117,7 +128,7 @@ def open_by_prompt(images: Any, *, num_prompts: int, single: bool) -> list[list[
     return [[open_image(image) for image in row] for row in rows]
 
 
-def _read(path: Path, reader: Callable[[io.BufferedIOBase, str], Image.Image]) -> Image.Image:
+def _read(path: Path, reader: Callable[[io.BufferedIOBase, str], T]) -> T:
     try:
         if not path.is_file():
             raise ValueError(f"there is no image file {path}")
@@ -145,6 +156,24 @@ def _identified(file: io.BufferedIOBase, name: str) -> Image.Image:
         raise ValueError(f"{name} is no image that can be read{reason}; known are {', '.join(FORMATS)}") from error
     _require_size(image, f"the image {name}")
     return image
+
+
+def _size(file: io.BufferedIOBase, name: str) -> tuple[int, int]:
+    image = _identified(file, name)
+    file.seek(0)
+    told = image.format in TELLING
+    if image.format == "PNG":
+        behind = file.read().partition(b"IDAT")[2]
+        told = not any(chunk in behind for chunk in LATE)
+        file.seek(0)
+    if not told:
+        return _opened(file, name).size
+    try:
+        turned = Image.Image.getexif(image).get(0x0112, 1) in (5, 6, 7, 8)  # that of a PNG would decode first
+    except Exception:  # as in `_upright`
+        turned = False
+    width, height = image.size
+    return (height, width) if turned else (width, height)
 
 
 def _require_size(image: Image.Image, name: str) -> None:

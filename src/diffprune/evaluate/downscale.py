@@ -76,29 +76,32 @@ def shrunk_questions(
     vlm: PrunedVLM, encoded: EncodedQuestions, keep: int | float, *, batch_size: int
 ) -> EncodedQuestions:
     """The questions about pictures that were made smaller, each encoded once."""
-    pictures = encoded.questions.open(encoded.images)
-    alone = [True] * len(pictures)
+    questions, images = encoded.questions, encoded.images
+    alone = [True] * len(images)
     for rows in encoded.rows:
         for row in rows:
             alone[row] = len(rows) == 1
     known: dict[tuple[tuple[int, int], bool], Form | None] = {}
     by_setting: dict[str, list[int]] = {}
     forms: list[Form] = []
-    for row, picture in enumerate(pictures):
-        kind = (picture.size, alone[row])
+    for row, kind in enumerate(zip(questions.sizes_of(images), alone, strict=True)):
         if kind not in known:
-            known[kind] = shrink(vlm, picture.size, keep, alone=alone[row])
+            known[kind] = shrink(vlm, kind[0], keep, alone=kind[1])
         form = known[kind]
         assert form is not None, "budgets that cannot be reached are left out before"
         forms.append(form)
         by_setting.setdefault(str(form.setting), []).append(row)
+
+    def scaled(row: int) -> Image.Image:
+        (picture,) = questions.open([images[row]])
+        return picture.resize(forms[row].size, Image.Resampling.BICUBIC)
+
     parts: list[EncodedPictures] = []
     order: list[int] = []
     for rows in by_setting.values():
-        smaller = with_form(vlm, forms[rows[0]])
-        scaled = [pictures[row].resize(forms[row].size, Image.Resampling.BICUBIC) for row in rows]
         together = [bool(encoded.together) and encoded.together[row] for row in rows]
-        parts.append(reencode(smaller, scaled, together, batch_size=batch_size))
+        smaller = with_form(vlm, forms[rows[0]])
+        parts.append(reencode(smaller, rows, together, opened=scaled, batch_size=batch_size))
         order += rows
     if not parts:
         return encoded

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from PIL import Image
 
 from diffprune.backbones.pictures import MADE_LATER
 from diffprune.backbones.prompts import Batch
@@ -121,10 +122,24 @@ def encode_questions(
     return EncodedQuestions(questions, asked, images, pictures, rows, _ids(vlm, asked, rows, pictures), together)
 
 
-def reencode(vlm: PrunedVLM, images: Sequence[Any], together: Sequence[bool], *, batch_size: int) -> EncodedPictures:
-    """Pictures encoded through the model's own processor, some as ones that are not alone in their prompt."""
-    stretches = _stretches(images, together, batch_size)
-    return EncodedPictures.join([encode_images(vlm, some, together=is_together) for some, is_together in stretches])
+def reencode(
+    vlm: PrunedVLM,
+    images: Sequence[Any],
+    together: Sequence[bool],
+    *,
+    opened: Callable[[Any], Image.Image],
+    batch_size: int,
+) -> EncodedPictures:
+    """Pictures encoded through the model's own processor, some as ones that are not alone in their prompt.
+
+    Args:
+        opened: What is encoded of each; called for one batch at a time, so that no more are in memory.
+    """
+    parts = [
+        encode_images(vlm, [opened(image) for image in some], together=is_together)
+        for some, is_together in _stretches(images, together, batch_size)
+    ]
+    return EncodedPictures.join(parts)
 
 
 def _distinct(

@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from diffprune.backbones.processors import check_header, open_image
+from diffprune.backbones.processors import check_header, image_size, open_image
 from diffprune.evaluate.sources import Questions
 from diffprune.evaluate.task import METRICS, Question, Task
 from diffprune.extras import MissingExtraError
@@ -58,7 +58,7 @@ class FileQuestions(Questions):
         return [_open(image) for image in images]
 
     def sizes_of(self, images: Sequence[Any]) -> list[tuple[int, int]]:
-        return [_open(image).size for image in images]  # one at a time; the header's size is that before it is turned
+        return [image_size(image.read() if isinstance(image, StoredImage) else image) for image in images]
 
     def identity(self, image: Any) -> str:
         return image.digest if isinstance(image, StoredImage) else _digest(image.read_bytes())
@@ -118,12 +118,20 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         with _reading(path):
             rows = file.read_row_group(group, columns=names).to_pylist()
         for place, row in enumerate(rows):
+            row |= {key: _whole(value) for key, value in row.items()}
             images = _as_list(row.get("image"))
             row["image"] = [
                 image if isinstance(image, str) else _stored(image, path, group, place, number)
                 for number, image in enumerate(images)
             ]
             yield row
+
+
+def _whole(value: Any) -> Any:
+    """A whole float as the integer that it was: a column of integers is one of floats where some are missing."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _parquet(path: Path) -> Any:

@@ -37,6 +37,7 @@ class Journal:
     def __init__(self, path: Path | None, made_by: Mapping[str, str], *, runs: int, count: int) -> None:
         self.path, self.made_by, self.runs, self.count = path, dict(made_by), runs, count
         self.replies: dict[int, list[Reply]] = {}  # by place of a prompt what each run said
+        self.size = 0  # of the file, as this run left it
         if path is not None:
             require_plain(path)
             if path.exists():
@@ -51,6 +52,7 @@ class Journal:
             for number, line in enumerate(lines[1:], start=2):
                 self._take(*self._checked(line, f"line {number}"))
         keep_lines(path, size)  # the process may have been killed while it wrote
+        self.size = size
 
     def _checked(self, line: Any, where: str) -> tuple[list[int], list[Reply]]:
         """Prompts and replies of a line; a `ValueError` where as many measurements and prompts do not write it."""
@@ -72,9 +74,14 @@ class Journal:
         """What every measurement said to a batch; on the disk when this returns."""
         assert len(runs) == self.runs, "one reply of each measurement"
         if self.path is not None:
-            is_new = not self.path.exists() or not self.path.stat().st_size
-            first = [{"made_by": self.made_by}] if is_new else []
+            if (self.path.stat().st_size if self.path.exists() else 0) != self.size:
+                raise ValueError(
+                    f"another evaluation writes to {self.path} too, or has removed it; give each its own --out, and "
+                    "start this one again"
+                )
+            first = [] if self.size else [{"made_by": self.made_by}]
             add_lines(self.path, [*first, {"asked": list(asked), "runs": list(runs)}])
+            self.size = self.path.stat().st_size
         self._take(asked, runs)
 
     def missing(self, asked: Sequence[int]) -> list[int]:

@@ -139,13 +139,23 @@ def prompt_ids(
     return tuple(found)
 
 
-def require_prompts(vlm: PrunedVLM, asked: Sequence[Question]) -> None:
-    """An error that names the first question which cannot be laid out for a model."""
+def require_prompts(vlm: PrunedVLM, asked: Sequence[Question], *, blind: bool = False) -> None:
+    """An error that names the first question which cannot be laid out for a model.
+
+    Args:
+        blind: They are asked without their pictures too.
+    """
+    placeholder = vlm.backbone.image_token
     for one in asked:
         try:
             _prompt_text(vlm, one.prompt, len(one.images), one.turns)
         except ValueError as error:
             raise ValueError(f"question {one.id!r} cannot be asked: {error}") from error
+        if blind and placeholder in one.prompt:
+            raise ValueError(
+                f"question {one.id!r} says by {placeholder} where its picture stands, and --blind asks without "
+                f"pictures; take {placeholder} out of it, or leave --blind out"
+            )
 
 
 def _prompt_text(vlm: PrunedVLM, prompt: str, num_images: int, before: Turns) -> str:

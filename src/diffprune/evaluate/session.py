@@ -122,7 +122,7 @@ class Session:
             rules: dict[str, Any] = {"newline": vlm.backbone.keeps_newlines, "budget": vlm.budget_rule}
             vlm = PrunedVLM(vlm.base, vlm.processor, method="full", positions=asked.positions, **rules)
         questions = self.questions.for_model(vlm)
-        require_prompts(vlm, all_asked(questions))
+        require_prompts(vlm, all_asked(questions), blind=asked.blind)
         runs, sentences = self.plan(vlm, saved, questions)
         follows = made_by(vlm, questions, runs, max_new_tokens=self.max_new_tokens)
         places: list[int] = []
@@ -137,6 +137,8 @@ class Session:
             planned(vlm)
         if sheet is None:
             sheet = self._answer(vlm, saved, questions, runs, follows, places, progress)
+        elif asked.out is not None:
+            journal_file(asked.out).unlink(missing_ok=True)  # left where a run was killed after its sheet was whole
         return self._sum_up(vlm, saved, sheet, questions, sentences)
 
     def plan(

@@ -48,7 +48,7 @@ class Questions:
 
     def sizes_of(self, images: Sequence[Any]) -> list[tuple[int, int]]:
         """(width, height) of each picture."""
-        return [image.size for image in self.open(images)]
+        return [self.open([image])[0].size for image in images]  # one in memory at a time
 
     def identity(self, image: Any) -> str:
         """A text that differs between two pictures, for the digest that tells questions apart."""

@@ -6,9 +6,9 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ logger = logging.getLogger("diffprune")
 PAGE = Path(__file__).parent / "page"
 DRAINED = 16  # times the largest body that is read and thrown away, so that its sender hears why
 THREADS = 4  # that open pictures
+LATE = 2.0  # seconds that a reader has for an answer beyond `timeout`, in which every answer ends by itself
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,9 +54,12 @@ class Server:
         self.metrics = Metrics()
         self.worker = Worker(vlm, settings, self.metrics)
         self.reader = Reader(self.worker, settings, name)
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="diffprune-read")
+        # A thread waits for as long as a host does from which pictures come; requests without such wait for none.
+        threads = settings.most if settings.hosts else THREADS
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="diffprune-read")
         self.created = int(time.time())
         self.num_open = 0
+        self.bodies: dict[asyncio.Timeout, None] = {}  # that are being read, the longest-read first
         self.examples: list[dict[str, str]] = []
 
     async def read(self, request: Request) -> bytes:
@@ -65,17 +69,22 @@ class Server:
             raise ApiError(415, f"the body is {kind[:100] or 'of no kind'}; send Content-Type: application/json")
         parts: list[bytes] = []
         size, most = 0, self.settings.max_body
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.settings.timeout
         try:
-            async with asyncio.timeout(self.settings.timeout):
-                async for part in request.stream():
-                    size += len(part)
-                    if size <= most:
-                        parts.append(part)
-                    elif size > DRAINED * most:
-                        break
-                    else:
-                        parts.clear()
+            async with asyncio.timeout_at(until) as limit:
+                with self._among_bodies(limit):
+                    async for part in request.stream():
+                        size += len(part)
+                        if size <= most:
+                            parts.append(part)
+                        elif size > DRAINED * most:
+                            break
+                        else:
+                            parts.clear()
         except TimeoutError:
+            if loop.time() < until:  # it was given up for others
+                raise self.worker.too_many() from None
             raise ApiError(408, f"the body took more than {self.settings.timeout:g} s; send it anew") from None
         if size > most:
             raise ApiError(413, f"the body has more than {most:,} bytes; send fewer or smaller pictures")
@@ -85,16 +94,37 @@ class Server:
         """Reading a request, beside the loop."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, body))
 
-    @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[None]:
-        """Room for one request, from its first byte on."""
-        if self.num_open >= self.settings.most:
-            raise self.worker.too_many()
-        self.num_open += 1
+    @contextmanager
+    def _among_bodies(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Where too many bodies are being read, the one that has been for longest is given up: a slow sender keeps
+        nobody out, and whoever sends at once is through before others come.
+        """
+        if len(self.bodies) >= self.settings.most:
+            longest = next(iter(self.bodies))
+            del self.bodies[longest]
+            if not longest.expired():
+                longest.reschedule(0.0)
+        self.bodies[limit] = None
         try:
             yield
         finally:
+            self.bodies.pop(limit, None)
+
+    @asynccontextmanager
+    async def admitted(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, and room for it from the last byte on: one that is still read takes none."""
+        self._require_room()  # before anything is read, and once it is
+        body = await self.read(request)
+        self._require_room()
+        self.num_open += 1
+        try:
+            yield body
+        finally:
             self.num_open -= 1
+
+    def _require_room(self) -> None:
+        if self.num_open >= self.settings.most:
+            raise self.worker.too_many()
 
     async def hear(self, request: Request, make: Callable[[Callable[[Any], None]], Job]) -> AsyncGenerator[Any, None]:
         """What the worker tells of a job, up to its end; the job ends where the client goes or its time is over."""
@@ -204,8 +234,8 @@ def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], 
 
     @app.post("/v1/chat/completions", openapi_extra=chat_form, **guarded | {"responses": errors | streamed})
     async def chat(request: Request) -> Response:
-        async with server.admitted():
-            asked, make = await server.in_thread(server.reader.chat, await server.read(request))
+        async with server.admitted(request) as body:
+            asked, make = await server.in_thread(server.reader.chat, body)
             events = server.hear(request, make)
             if not asked.stream:
                 async with aclosing(events):
@@ -217,8 +247,8 @@ def make_app(vlm: Any, settings: Settings, *, name: str, on_ready: Callable[[], 
 
     @app.post("/v1/diffprune/select", openapi_extra=body_schema(SelectRequest, {"image": DOT}), **guarded)
     async def select(request: Request) -> Response:
-        async with server.admitted():
-            make = await server.in_thread(server.reader.select, await server.read(request))
+        async with server.admitted(request) as body:
+            make = await server.in_thread(server.reader.select, body)
             async with aclosing(server.hear(request, make)) as events:
                 return JSONResponse(await anext(events))
 
@@ -322,7 +352,10 @@ def _add_page(app: FastAPI) -> None:
 
 
 class Counted:
-    """Counts the answers by path and status, around everything, so that none is missed; takes HEAD for GET."""
+    """Counts the answers by path and status, around everything, so that none is missed; takes HEAD for GET.
+
+    An answer that its reader does not take in time is cut off: it would keep its place for as long as the reader likes.
+    """
 
     def __init__(self, app: Any, server: Server) -> None:
         self.app, self.server = app, server
@@ -334,11 +367,21 @@ class Counted:
         if scope["method"] == "HEAD":  # uvicorn leaves the body out
             scope = {**scope, "method": "GET"}
 
+        loop, until, late = asyncio.get_running_loop(), 0.0, False
+
         async def counting(message: Any) -> None:
+            nonlocal until, late
             if message["type"] == "http.response.start":
+                until = loop.time() + self.server.settings.timeout + LATE
                 route = scope.get("route")
                 path = getattr(route, "path", "other")
                 self.server.metrics.requests.labels(path, str(message["status"])).inc()
-            await send(message)
+            if late:
+                return  # without its end, so that the connection is closed
+            try:
+                async with asyncio.timeout_at(until):
+                    await send(message)
+            except TimeoutError:
+                late = True
 
         await self.app(scope, receive, counting)

@@ -5,6 +5,7 @@ cannot lead elsewhere a moment later. Redirects are not followed.
 """
 
 import http.client
+import io
 import ipaddress
 import socket
 import ssl
@@ -110,24 +111,25 @@ def fetch(
             f"the host {host!r} has an address of this network, which is not asked; send the picture itself"
         )
     late = f"{url[:200]} did not come within {SECONDS:g} s; send the picture itself"
-    if (left := until - time.monotonic()) <= 0:
+    if time.monotonic() > until:
         raise ValueError(late)
-    connection = _connect(parts.scheme.lower(), host, addresses[0], port, left)
+    connection = _connect(parts.scheme.lower(), host, addresses[0], port, until)
+    connection.response_class = lambda sock, **given: _TimedResponse(sock, until, **given)  # type: ignore[assignment]
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     pieces: list[bytes] = []
     size = 0
     try:
         connection.request("GET", path, headers={"Host": parts.netloc.rpartition("@")[2], "Accept": "image/*"})
-        answer = connection.getresponse()
-        if 300 <= answer.status < 400:
-            raise ValueError(f"{url[:200]} leads elsewhere, which is not followed; give the picture's own address")
-        if answer.status != 200:
-            raise ValueError(f"{url[:200]} was answered with {answer.status}; send the picture itself")
-        while size <= max_bytes and (piece := answer.read1(CHUNK)):
-            pieces.append(piece)
-            size += len(piece)
-            if time.monotonic() > until:  # the socket's own limit is for each read, and a slow host has many
-                raise ValueError(late)
+        with connection.getresponse() as answer:
+            if 300 <= answer.status < 400:
+                raise ValueError(f"{url[:200]} leads elsewhere, which is not followed; give the picture's own address")
+            if answer.status != 200:
+                raise ValueError(f"{url[:200]} was answered with {answer.status}; send the picture itself")
+            while size <= max_bytes and (piece := answer.read1(CHUNK)):
+                pieces.append(piece)
+                size += len(piece)
+    except TimeoutError as error:
+        raise ValueError(late) from error
     except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last: of an address beyond ASCII
         raise ValueError(f"{url[:200]} cannot be fetched ({type(error).__name__}); send the picture itself") from error
     finally:
@@ -137,14 +139,49 @@ def fetch(
     return b"".join(pieces)
 
 
-def _connect(scheme: str, host: str, address: str, port: int, seconds: float) -> http.client.HTTPConnection:
+class _Timed(io.RawIOBase):
+    """What comes by a socket until a time is over; its own limit is for each read, and a slow host has many."""
+
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self.sock, self.until, self.raw = sock, until, sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if time.monotonic() > self.until:
+            raise TimeoutError
+        self.sock.settimeout(_left(self.until))
+        return self.raw.readinto(buffer)
+
+    def close(self) -> None:
+        self.raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """An answer whose every byte, headers included, has to be here in time."""
+
+    def __init__(self, sock: socket.socket, until: float, **given: Any) -> None:
+        super().__init__(sock, **given)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Timed(sock, until))
+
+
+def _connect(scheme: str, host: str, address: str, port: int, until: float) -> http.client.HTTPConnection:
     """A connection to that address, under the host's name."""
     connection = http.client.HTTPConnection(host, port)
     try:
-        plain = socket.create_connection((address, port), timeout=seconds)
+        plain = socket.create_connection((address, port), timeout=_left(until))
+        plain.settimeout(_left(until))  # of the handshake, and of asking
         if scheme == "https":
             plain = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
     except OSError as error:
         raise ValueError(f"the host {host!r} does not answer; send the picture itself") from error
     connection.sock = plain
     return connection
+
+
+def _left(until: float) -> float:
+    """Seconds that a socket may wait; none at all would mean that it does not wait."""
+    return max(0.001, until - time.monotonic())

@@ -112,7 +112,9 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        with self._changed:
+            self._leave()
+            return len(self._waiting)
 
     @property
     def is_alive(self) -> bool:
@@ -123,10 +125,15 @@ class Worker:
         with self._changed:
             if self._stopping:
                 raise ApiError(503, "the server is shutting down; ask again in a moment", headers={"Retry-After": "5"})
+            self._leave()
             if len(self._waiting) >= self.settings.queue:
                 raise self.too_many()
             self._waiting.append(job)
             self._changed.notify()
+
+    def _leave(self) -> None:
+        """Requests that nobody waits for any more take no place until the batch under way is through."""
+        self._waiting = deque(job for job in self._waiting if not job.cancelled)
 
     def too_many(self) -> ApiError:
         """What a request is told for which there is no room."""
