@@ -111,7 +111,7 @@ def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[s
 
 
 def read_profiles(files: Sequence[str | Path]) -> list[Results]:
-    """What `diffprune profile` measured, a `ValueError` where a file is damaged or of a small model in another's name."""
+    """What `diffprune profile` measured, a `ValueError` where a file is damaged or of small models."""
     found = [read_results(file) for file in files]
     for file, results in zip(files, found, strict=True):
         if re.search(r"--size[ =]tiny\b", results.command):  # of any of its commands
