@@ -226,3 +226,28 @@ def test_a_gpu_that_cannot_be_shared_stops_no_script(tmp_path: Path, starts: int
         check=True,
     )
     assert found.stdout == "no\n"
+
+
+def test_fewer_tests_than_parts_leave_no_part_without_a_test(tmp_path: Path) -> None:
+    """pytest given an empty file of names would run everything."""
+    python = executable(
+        tmp_path / "python",
+        f"""#!/usr/bin/env bash
+case "$*" in
+*side_by_side*) exec {sys.executable} "$@" ;;
+*--collect-only*) printf '%s\\n' tests/a.py::one tests/a.py::two ;;
+*) last=${{@: -1:1}}; echo "$(cat "${{last#@}}")" >>{tmp_path}/asked ;;
+esac
+""",
+    )
+    run = subprocess.run(
+        ["bash", ROOT / "runs/gpu_tests.sh", tmp_path / "out", "8", "tests/a.py"],
+        env={**os.environ, "PYTHON": str(python), "WORK": str(tmp_path / "work"), "SECONDS_LEFT": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert run.returncode == 0 and "2 collected, 2 of 2 parts without a failure" in run.stdout
+    assert sorted((tmp_path / "asked").read_text().split()) == ["tests/a.py::one", "tests/a.py::two"]
+    assert "" not in (tmp_path / "asked").read_text().splitlines()

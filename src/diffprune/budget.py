@@ -74,6 +74,15 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def refuse_full_budget(keep: int | float | Sequence[int | float] | None) -> None:
+    """An error where a budget is given and nothing that chooses what is kept: no method, or `full`."""
+    if keep is not None and not (isinstance(keep, float) and keep == 1.0):
+        raise ValueError(
+            f"keep={keep} needs something that chooses what is kept; name a method (divprune needs no training) or "
+            "load a saved pruner"
+        )
+
+
 def parse_budgets(text: str) -> list[int | float]:
     """What is to be kept, from a comma-separated list of the command line, each once."""
     budgets = [Budget.parse(item).keep for item in text.split(",") if item]

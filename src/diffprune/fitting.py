@@ -17,6 +17,7 @@ from diffprune.ops.arguments import shown
 from diffprune.registry import BACKBONES
 from diffprune.tiles import BUDGETS
 from diffprune.types import Keep
+from diffprune.types import refuse_full_budget as refuse_full_budget
 
 POSITIONS = ("original", "packed")
 
@@ -64,15 +65,6 @@ def plain_model(model: Any) -> Any:
     return model
 
 
-def refuse_full_budget(keep: Keep | None) -> None:
-    """An error where a budget is given and nothing that chooses what is kept: no method, or `full`."""
-    if keep is not None and not (isinstance(keep, float) and keep == 1.0):
-        raise ValueError(
-            f"keep={keep} needs something that chooses what is kept; name a method (divprune needs no training) or "
-            "load a saved pruner"
-        )
-
-
 def move_model(model: Any, device: str) -> None:
     """Bring the model to a device; an error where it is quantised or spread over devices and lies elsewhere."""
     spread = getattr(model, "hf_device_map", None)
@@ -94,6 +86,15 @@ def refuse_compiling(model: Any) -> None:
     if stored is not None or offloaded:
         how = f"quantised by {stored}" if stored else "offloaded to the CPU or the disk"
         raise ValueError(f"the fast path needs plain weights, and these are {how}; generate() works without it")
+    weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    devices = sorted({str(weight.device) for weight in weights})
+    precisions = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
+    for one, found in (("on one device", devices), ("in one precision", precisions)):
+        if len(found) > 1:
+            raise ValueError(
+                f"the fast path needs all weights {one}, and here are {' and '.join(found)}; "
+                "generate() works without it"
+            )
 
 
 def check_rules(positions: str | None, newline: str, budget: str, keep: Keep | None = None) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diffprune.budget import Budget as Budget
 from diffprune.budget import parse_budgets as parse_budgets
+from diffprune.budget import refuse_full_budget as refuse_full_budget
 from diffprune.budget import require_distinct as require_distinct
 
 Grid = tuple[int, int]

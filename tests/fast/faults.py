@@ -4,6 +4,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._inductor.exc import InductorError
+
+from diffprune.fast.graphs import Compiler
 
 
 class Miscompiler:
@@ -26,3 +29,19 @@ class Miscompiler:
 
     def unlimited_recompiles(self) -> Any:
         return nullcontext()
+
+
+class NoCompiler(Compiler):
+    """Stands for `torch.compile` where there is no C compiler: that shows when a function is called first."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(True)
+
+    def __call__(self, function: Any) -> Any:
+        if not self.enabled:
+            return function
+
+        def refuse(*_: Any) -> Any:
+            raise InductorError(RuntimeError("Failed to find C compiler. Please specify via CC.\nMore."), None)
+
+        return refuse

@@ -13,7 +13,7 @@ from diffprune.model import PrunedVLM
 from tests import tiny
 from tests.contracts.vlm import pruned
 from tests.fast.compiled import QUESTIONS, answer, compiled, reference
-from tests.fast.faults import Miscompiler
+from tests.fast.faults import Miscompiler, NoCompiler
 from tests.tiny import llava_next
 
 
@@ -54,6 +54,30 @@ def test_what_the_compiler_gets_wrong_runs_without_it_and_says_so(
     found = vlm.generate([tiny.picture(1)], QUESTIONS[1], **asked)
     vlm.fast = None
     assert torch.equal(found, vlm.generate([tiny.picture(1)], QUESTIONS[1], **asked))
+
+
+@pytest.mark.parametrize("method", ["diffprune", "pyramiddrop"])
+def test_without_a_c_compiler_everything_runs_as_it_is_and_one_sentence_says_so(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "Compiler", NoCompiler)
+    with caplog.at_level(logging.WARNING):
+        vlm = compiled("llava", method)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("torch.compile cannot be used here (") and "\n" not in said
+    assert "Failed to find C compiler" in said and said.endswith("; layers are captured as they are")
+    assert not vlm.fast.decoder.compiled and vlm.fast.pictures
+    images = [tiny.picture(1)]
+    assert torch.equal(answer(vlm, images, QUESTIONS[1]), reference(vlm, images, QUESTIONS[1]))
+
+
+def test_an_error_that_is_no_compiler_s_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise TypeError("not the compiler")
+
+    monkeypatch.setattr(build.Bucket, "build", broken)
+    with pytest.raises(TypeError, match="not the compiler"):
+        compiled("llava", "feature_norm")
 
 
 def test_without_room_for_the_comparison_what_was_compiled_is_used_and_that_is_said(

@@ -13,6 +13,7 @@ import torch
 
 from diffprune.fast import graphs, verify
 from diffprune.fast.graphs import Stage, capturing, frozen_heap
+from tests.fast.compiled import compiled
 
 
 class MadeUpDevice:
@@ -198,3 +199,26 @@ def test_waiting_is_refused_inside_and_allowed_behind_whatever_happens(
         if fails:
             raise RuntimeError("called a synchronizing CUDA operation")
     assert modes == ["error", 1]
+
+
+def test_another_gpu_than_the_first_is_the_current_one_while_parts_are_made_and_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[Any] = []
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    vlm = compiled("llava", "feature_norm", batch_sizes=(1,))
+    monkeypatch.setattr(torch.cuda, "device", current)
+    second = torch.device("cuda", 1)
+    monkeypatch.setattr(vlm.fast, "device", second)
+    monkeypatch.setattr(vlm.fast.growth.parts, "device", second)
+    with vlm.fast.turn():
+        assert entered == [second]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # autocast says that there is no GPU
+        with vlm.fast.growth.parts.making():
+            assert entered == [second, second]

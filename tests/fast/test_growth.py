@@ -162,3 +162,15 @@ def test_parts_may_be_made_in_a_request_of_inference_mode_and_used_in_any_other(
 def test_a_limit_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=f"on_demand={value!r} is no number of shapes; give 0 or more"):
         compiled("llava", on_demand=value)
+
+
+def test_without_room_for_more_rows_the_rows_are_what_is_named(sayings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = compiled("llava", "feature_norm", on_demand=4)
+
+    def full(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(buckets.CacheStore, "reserve", full)
+    images = [tiny.picture(seed) for seed in range(3)]
+    assert torch.equal(answer(vlm, images, ["what?"] * 3), reference(vlm, images, ["what?"] * 3))
+    assert "the batch is larger than the 2 rows compiled for" in sayings()[-1]

@@ -1,10 +1,15 @@
 """Options of compile() and of a compiled generate()."""
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from diffprune.fast.options import NotCompiled, greedy_settings
+from diffprune.fast.options import NotCompiled, greedy_settings, read_decoding
+from diffprune.fitting import refuse_compiling
+from diffprune.model import PrunedVLM
 from tests import tiny
 from tests.contracts.vlm import pruned
 
@@ -50,3 +55,39 @@ def test_settings_that_leave_greedy_decoding_as_it_is_are_taken_and_others_named
     ):
         with pytest.raises(NotCompiled, match=sentence):
             greedy_settings(config, kwargs)
+
+
+def test_ends_are_taken_in_every_form_and_what_transformers_would_fill_in_or_wrap_up_is_left_to_it() -> None:
+    config = copy.deepcopy(tiny.build("llava")[0].generation_config)
+    for ends in (7, [7], torch.tensor(7), torch.tensor([7])):
+        assert greedy_settings(config, {"max_new_tokens": 4, "eos_token_id": ends})["ends"] == [7]
+    assert greedy_settings(config, {"max_new_tokens": 4, "return_dict_in_generate": False})["pad_id"] is None
+    for steering in ({}, {"do_sample": True}):
+        with pytest.raises(NotCompiled, match="pad_token_id=None leaves it to transformers"):
+            read_decoding(config, {"max_new_tokens": 4, "pad_token_id": None, **steering})
+        config.return_dict_in_generate = True
+        with pytest.raises(NotCompiled, match="return_dict_in_generate=True asks for more"):
+            read_decoding(config, {"max_new_tokens": 4, **steering})
+        config.return_dict_in_generate = None
+
+
+def test_weights_in_two_precisions_or_on_two_devices_are_refused() -> None:
+    model, processor = tiny.build("llava")
+    model = copy.deepcopy(model)
+    model.model.language_model.to(torch.float16)
+    vlm = PrunedVLM(model, processor, method="feature_norm", keep=5)
+    with pytest.raises(ValueError, match="needs all weights in one precision, and here are float16 and float32; gen"):
+        vlm.compile()
+    assert vlm.fast is None
+
+    class Spread(torch.nn.Linear):
+        config = model.config
+
+        def parameters(self, recurse: bool = True) -> Any:
+            for number in range(2):
+                yield SimpleNamespace(
+                    device=torch.device("cuda", number), dtype=torch.float16, is_floating_point=lambda: True
+                )
+
+    with pytest.raises(ValueError, match="needs all weights on one device, and here are cuda:0 and cuda:1; gen"):
+        refuse_compiling(Spread(1, 1))

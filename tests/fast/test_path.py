@@ -298,3 +298,42 @@ def test_every_picture_may_have_its_own_budget(family: str, method: str, sayings
     assert not [line for line in sayings() if "cannot answer" in line]  # all of them on the fast path
     with pytest.raises(ValueError, match="2 budgets for 3 pictures"):
         answer(vlm, images, QUESTIONS, keep=[5, 5])
+
+
+@pytest.mark.parametrize("keep", [3, 0.5, [3]])
+def test_a_budget_without_a_method_is_refused_as_without_compile(keep: Any) -> None:
+    vlm = compiled("llava", "full")
+    with pytest.raises(ValueError, match="needs something that chooses what is kept"):
+        answer(vlm, [tiny.picture(1)], QUESTIONS[0], keep=keep)
+    assert torch.equal(
+        answer(vlm, [tiny.picture(1)], QUESTIONS[0], keep=1.0), reference(vlm, [tiny.picture(1)], QUESTIONS[0])
+    )
+
+
+def test_under_autocast_the_reference_path_answers_and_says_so(sayings: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        vlm = compiled("llava", "diffprune")
+        found = answer(vlm, [tiny.picture(1)], QUESTIONS[0])
+        assert torch.equal(found, reference(vlm, [tiny.picture(1)], QUESTIONS[0]))
+    assert "torch.autocast is on" in sayings()[0]
+    assert torch.equal(answer(vlm, [tiny.picture(1)], QUESTIONS[0]), reference(vlm, [tiny.picture(1)], QUESTIONS[0]))
+    assert len(sayings()) == 1
+
+
+def test_a_prompt_that_ends_with_its_picture_is_cut_between_layers_by_the_reference_path(sayings: Any) -> None:
+    vlm, found = compiled("llava", "pyramiddrop"), []
+    for seed in range(4):
+        prompt: dict[str, Any] = {"images": [tiny.picture(seed)], "text": "a sign <image>", "chat": False}
+        found.append(torch.equal(answer(vlm, **prompt), reference(vlm, **prompt)))
+    assert all(found)
+    assert "and a prompt ends with its picture" in sayings()[0]
+
+
+def test_what_stands_behind_an_ended_answer_is_what_was_asked_for_inside_the_language_model_too() -> None:
+    vlm = compiled("llava", "pyramiddrop")
+    images = [tiny.picture(seed) for seed in (1, 2)]
+    end = reference(vlm, images, QUESTIONS[:2])[0, 0]
+    asked: dict[str, Any] = {"eos_token_id": end, "pad_token_id": 7}
+    wanted = reference(vlm, images, QUESTIONS[:2], **asked)
+    assert torch.equal(answer(vlm, images, QUESTIONS[:2], **asked), wanted)
+    assert wanted.shape[1] > 1 and (wanted[0, 1:] == 7).all()

@@ -166,3 +166,76 @@ def test_a_budget_shared_out_by_another_rule_is_seen(sayings: Callable[[], list[
     vlm.budget_rule = "per_tile"
     answer(vlm, [tiny.picture(1)], QUESTIONS[0])
     assert "budget was 'global' when it was compiled and is 'per_tile' now" in sayings()[0]
+
+
+def test_weights_that_were_cast_are_said_before_they_are_multiplied(sayings: Callable[[], list[str]]) -> None:
+    vlm, images = own_model(), [tiny.picture(1)]
+    vlm.base.to(torch.float64)
+    vlm.method.to(torch.float64)
+    assert torch.equal(answer(vlm, images, QUESTIONS[1]), reference(vlm, images, QUESTIONS[1]))
+    (said,) = sayings()
+    assert "was changed after compile()" in said
+
+
+def test_what_was_compiled_before_a_change_is_not_shared() -> None:
+    first = own_model("llava", "full")
+    other = first.with_method("feature_norm", keep=5)
+    scaled(first.base.model.vision_tower.encoder.layers[0].self_attn.q_proj.weight)
+    with pytest.raises(ValueError, match=r"share cannot be used: model\..*q_proj\.weight was changed after it was"):
+        compiled("llava", vlm=other, share=first.fast)
+    assert other.fast is None
+
+
+class Adapted(nn.Module):
+    """A linear map with something added to it, which shows the weight of the map alone, as adapters do."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.linear.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + 0.01 * x.mean()
+
+
+def test_an_adapted_map_in_the_tower_is_run_by_the_reference_code(sayings: Callable[[], list[str]]) -> None:
+    model, processor = tiny.build("llava")
+    vlm = PrunedVLM(copy.deepcopy(model), processor, method="feature_norm", keep=5)
+    attention = vlm.base.model.vision_tower.encoder.layers[0].self_attn
+    attention.v_proj = Adapted(attention.v_proj)
+    compiled("llava", vlm=vlm)
+    assert vlm.fast.tower is None and "does not know the vision tower of llava (one of its linear" in sayings()[0]
+    assert torch.equal(answer(vlm, [tiny.picture(1)], "what?"), reference(vlm, [tiny.picture(1)], "what?"))
+
+
+def test_an_adapted_map_in_any_place_of_the_language_model_is_refused() -> None:
+    model, processor = tiny.build("llava")
+    vlm = PrunedVLM(copy.deepcopy(model), processor, method="feature_norm", keep=5)
+    layer = vlm.base.model.language_model.layers[1]
+    layer.mlp.down_proj = Adapted(layer.mlp.down_proj)
+    with pytest.raises(
+        ValueError, match=r"does not know the language model of llava \(one of its linear maps is a Ada"
+    ):
+        compiled("llava", vlm=vlm)
+
+
+def test_a_tower_whose_forward_somebody_put_in_place_is_run_by_the_reference_code(
+    sayings: Callable[[], list[str]],
+) -> None:
+    model, processor = tiny.build("llava")
+    vlm = PrunedVLM(copy.deepcopy(model), processor, method="feature_norm", keep=5)
+    block = vlm.base.model.vision_tower.encoder.layers[0].mlp
+    stock = block.forward
+    block.forward = lambda x: -stock(x)
+    compiled("llava", vlm=vlm)
+    assert "the fast path gives other features for 1 x 16 visual tokens" in sayings()[0]
+    for seed in range(3):
+        images = [tiny.picture(seed)]
+        assert torch.equal(answer(vlm, images, "what?"), reference(vlm, images, "what?"))

@@ -163,7 +163,7 @@ def test_tokens_may_be_chosen_by_who_runs_the_steps() -> None:
     [
         ({"do_sample": True, "num_beams": 3}, "num_beams=3 asks for more"),
         ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences=2 asks for more"),
-        ({"do_sample": True, "return_dict_in_generate": True}, "return_dict_in_generate is not for it"),
+        ({"do_sample": True, "return_dict_in_generate": True}, "return_dict_in_generate=True asks for more"),
         ({"do_sample": True, "max_new_tokens": None}, "max_new_tokens is not given"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from diffprune.methods.base import LayerPruner
 from diffprune.registry import METHODS
 from diffprune.results import Results, read_results
-from diffprune.speed import accuracy, calibrate, plan
+from diffprune.speed import accuracy, calibrate, plan, refit
 from diffprune.speed.gpus import GPUS, find_gpu, gpu_of_device
 from diffprune.speed.roofline import CURVES, Calibration, Curve, Work, fit_curve, read_calibration
 
@@ -464,6 +464,34 @@ def test_what_was_measured_at_tiny_size_is_refused(tmp_path, option):
     write_results(tmp_path / "ttft.json", name="ttft", rows=rows, device="NVIDIA H200", command=command)
     with pytest.raises(ValueError, match=r"ttft\.json was made at tiny size.*without --size tiny"):
         run("--gpu", "h200", option, str(tmp_path / "ttft.json"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda row: row.pop("ttft_ms"), "has a row of '.*' without a measured ttft_ms; give a file as"),
+        (lambda row: row.update(encode_ms=0), "has a row of '.*' without a measured encode_ms; give a file as"),
+        (lambda row: row.update(prefill_ms=0.0), "has a row of '.*' without a measured prefill_ms; give a file as"),
+        (lambda row: row.update(path="eager"), "0 measured rows cannot fix a curve of 4 constants"),
+        (None, "is not JSON"),
+    ],
+)
+def test_curves_are_not_fitted_to_what_is_damaged(
+    damage: Any, sentence: str, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = json.loads((root / "results" / "ttft.json").read_text(encoding="utf-8"))
+    for row in measured["rows"]:
+        if "prefill_ms" in row and damage is not None:
+            damage(row)
+    file, curves = tmp_path / "ttft.json", tmp_path / "curves.json"
+    text = json.dumps(measured)
+    file.write_text(text if damage is not None else text[:5000], encoding="utf-8")
+    monkeypatch.setattr(refit, "CURVES", curves)
+    with pytest.raises(SystemExit, match=rf"{sentence}.*; curves.json is as it was"):
+        refit.main(str(file))
+    with pytest.raises(SystemExit, match="no results file was named"):
+        refit.main()
+    assert not curves.exists()
 
 
 def test_the_command_gives_json(capsys):

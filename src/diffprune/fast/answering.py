@@ -24,7 +24,11 @@ class Answering:
         """Everything up to the first token; the prompt is laid out while the encoder runs."""
         fast: Any = self
         request = fast._begin(batch, keep)
-        fast.encode(request)
+        try:
+            fast.encode(request)
+        except RuntimeError:  # of a model that was moved or cast since, which is said then, or of something else
+            fast.seal.check_weights()
+            raise
         fast._lay_out(request)
         fast.prune(request)
         fast.splice(request)

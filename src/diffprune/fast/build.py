@@ -17,7 +17,7 @@ from diffprune.fast.buckets import Bucket, CacheStore, num_columns
 from diffprune.fast.choice import Choose, choose_by_score, choose_diverse, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
 from diffprune.fast.decoder import Decoder, Unsupported, in_eight_bits, read_decoder
-from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory
+from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory, on_device
 from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import CompileOptions, CompileReport
 from diffprune.fast.pictures import Chooser, Picture, Splicer, repeat_batch
@@ -36,6 +36,8 @@ class Builder:
     def __init__(self, vlm: Any, options: CompileOptions) -> None:
         if options.share is not None and options.share.vlm.base is not vlm.base:
             raise ValueError("share is the fast path of another base model; share among methods around one model")
+        if options.share is not None and (changed := options.share.seal.base.changed()):
+            raise ValueError(f"share cannot be used: {changed} after it was compiled; compile() its model again first")
         self.vlm, self.options = vlm, options
         self.backbone: Backbone = vlm.backbone
         self.batch_sizes, self.text_buckets = sorted(set(options.batch_sizes)), sorted(set(options.text_buckets))
@@ -119,7 +121,9 @@ class Builder:
     def making(self) -> Iterator[None]:
         """Where parts are made: their tensors serve requests of any mode, and every shape may be compiled."""
         heap = frozen_heap() if self.capture else nullcontext()
-        with torch.inference_mode(False), torch.no_grad(), self.compiler.unlimited_recompiles(), heap:
+        own_precision = torch.autocast(self.device.type, enabled=False)
+        compiles = self.compiler.unlimited_recompiles()
+        with torch.inference_mode(False), torch.no_grad(), on_device(self.device), own_precision, compiles, heap:
             yield
 
     @contextmanager
@@ -154,14 +158,26 @@ class Builder:
             else:
                 self.decoder, self.tower = share.decoder, share.tower
             self.store = CacheStore(self.decoder, self.device, self.dtype)
-            scorer = getattr(self.vlm.method, "scorer", None)
-            self.scorer = None
-            if isinstance(scorer, Scorer) and not scorer.spec.qk_norm and self.tower is not None:
-                self.scorer = FastScorer(scorer, self.make_blocks, self.dtype, self.vision_compiler)
+            self.scorer = self.read_scorer()
 
     def read_tower(self) -> Tower | None:
+        """The tower as functions; None where the family names none, or has parts that are not known."""
         make = tower_class(self.backbone)
-        return None if make is None else make(self.backbone, self.make_blocks)
+        try:
+            return None if make is None else make(self.backbone, self.make_blocks)
+        except Unsupported as error:
+            self.vlm._say_once(
+                f"the fast path does not know the vision tower of {self.backbone.family} ({error}); pictures are "
+                "encoded by the reference code"
+            )
+            return None
+
+    def read_scorer(self) -> FastScorer | None:
+        """The method's scorer as functions; None where it has none, or another than towers are made like."""
+        scorer = getattr(self.vlm.method, "scorer", None)
+        if not isinstance(scorer, Scorer) or scorer.spec.qk_norm or self.tower is None:
+            return None
+        return FastScorer(scorer, self.make_blocks, self.dtype, self.vision_compiler)
 
     def make_blocks(self, parts: Sequence[BlockParts], heads: int) -> Blocks:
         """A stack of vision blocks in the base model's precision."""
@@ -218,11 +234,23 @@ class Builder:
         try:
             return self.make_buckets(shapes)
         except verify.Miscompiled as error:
-            mistake = str(error)
+            mistake, can_compile = f"{error}, so they are captured as they are", True
+        except Exception as error:  # of the compiler, the C compiler it calls, or a folder that it cannot write to
+            if is_out_of_memory(error) or not self.decoder.compiled:
+                raise
+            reason = str(error).partition("\n")[0]
+            mistake, can_compile = (
+                f"torch.compile cannot be used here ({reason}); layers are captured as they are",
+                False,
+            )
         # Out of the handler, whose error holds the graphs made so far.
-        self.vlm._say_once(f"{mistake}, so they are captured as they are")
+        self.vlm._say_once(mistake)
         gc.collect()
         self.decoder = verify.plain_decoder(self.decoder)
+        if not can_compile:
+            self.compiler.enabled = self.vision_compiler.enabled = False
+            self.tower = self.read_tower()
+            self.scorer = self.read_scorer()
         return self.make_buckets(shapes)
 
     def make_buckets(self, shapes: Sequence[tuple[int, int, Cuts | None]]) -> list[Bucket]:
@@ -303,7 +331,7 @@ class Builder:
             )
             picture.encode.warm_up(self.pool)
         with self.timed("verify"):
-            if self.vision_compiler.enabled and not self.encodes_as_the_reference(picture, several):
+            if not self.encodes_as_the_reference(picture, several):
                 self.miscompiled.add(key)
                 return
         self.pictures[key] = picture
@@ -339,7 +367,7 @@ class Builder:
         return NewlineSplicer.build(picture, chooser, bucket, backbone=self.backbone, num_newlines=newlines, **common)
 
     def encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
-        """Whether the compiled tower gives the stock tower's features; reported once where it does not."""
+        """Whether the tower as functions gives the stock tower's features; reported once where it does not."""
         noisy = verify.noisy_pixels(
             batch
         )  # of a grey picture all patches and tiles are alike, and no mistake would show
@@ -347,8 +375,9 @@ class Builder:
         picture.encode()
         if verify.close(picture.encoded.x, self.vlm.encode(noisy).x, limit=verify.MISTAKE):
             return True
+        maker = "torch.compile" if self.vision_compiler.enabled else "the fast path"
         self.vlm._say_once(
-            f"torch.compile gives other features for {picture.batch} x {picture.num_tokens} visual tokens than the "
+            f"{maker} gives other features for {picture.batch} x {picture.num_tokens} visual tokens than the "
             "encoder without it; such pictures are encoded by the reference code"
         )
         return False

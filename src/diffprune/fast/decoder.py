@@ -96,9 +96,6 @@ def read_decoder(model: Any, language_model: Any, *, fuse: bool) -> DecoderWeigh
             raise Unsupported(f"its attention is made of {', '.join(sorted(parts))}")
         if not {"gate_proj", "up_proj", "down_proj"} <= {name for name, _ in layer.mlp.named_children()}:
             raise Unsupported("its MLP is not gated")
-        linears = [layer.self_attn.q_proj, layer.mlp.gate_proj]
-        if any(type(linear) is not nn.Linear for linear in linears):
-            raise Unsupported(f"its linear maps are {type(linears[0]).__name__}")
     attention = first.self_attn
     width = int(attention.head_dim)
     shape = Shape(
@@ -155,7 +152,9 @@ def layer_weights(layer: Any, *, fuse: bool) -> LayerWeights:
 
 
 def linear_of(linear: Any) -> Linear:
-    """Weight and bias of a linear module."""
+    """Weight and bias of a linear module; `Unsupported` where it is another, which may do more than these say."""
+    if type(linear) is not nn.Linear:
+        raise Unsupported(f"one of its linear maps is a {type(linear).__name__}")
     return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
 
 

@@ -76,6 +76,8 @@ class Finding:
         """What can be decided from the prompt alone: its ids are read back once, before any kernel is waited for."""
         fast: Any = self
         fast.seal.check_rules()
+        if torch.is_autocast_enabled(fast.device.type):
+            raise NotCompiled("torch.autocast is on, and what is compiled computes in the model's own precision")
         host = {key: batch.features[key].cpu() for key in ON_HOST if key in batch.features}
         rows = len(host["input_ids"])
         size = self._rows_for(rows)
@@ -170,6 +172,10 @@ class Finding:
         if not splices:
             return
         cuts = cuts_of(method, fast.backbone, picture.num_tokens, budget.count(picture.num_tokens))
+        if cuts is not None and any(
+            ids[mask][-1] == fast.backbone.image_token_id for ids, mask in zip(request.ids, request.mask, strict=True)
+        ):  # whose last token may be dropped: another one asks then, and the answer goes on from another position
+            raise NotCompiled("the method drops inside the language model, and a prompt ends with its picture")
         text = int((request.mask & (request.ids != fast.backbone.image_token_id)).sum(-1).max())
         bucket = self._bucket_with_splice(key, k, text, cuts)
         if bucket is not None:
@@ -224,7 +230,10 @@ class Finding:
         if not fitting:
             length = -(-width // STEP) * STEP
             if not self._grow(("bucket", size, length), lambda: fast.growth.parts.add_bucket(size, length, None)):
-                longest = max((bucket.length for bucket in same), default=0)
+                if not same:
+                    most = max(bucket.batch for bucket in fast.buckets)
+                    raise NotCompiled(f"the batch is larger than the {most} rows compiled for")
+                longest = max(bucket.length for bucket in same)
                 raise NotCompiled(f"the prompt is longer than the {longest} columns compiled for")
             fitting = [bucket for bucket in fast.buckets if (bucket.batch, bucket.length) == (size, length)]
         return min(fitting, key=lambda bucket: bucket.length)

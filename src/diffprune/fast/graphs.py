@@ -3,7 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import RLock
 from typing import Any
 
@@ -14,6 +14,11 @@ from torch import Tensor
 NO_ROOM = ("out of memory", "status_alloc_failed", "cudaerrormemoryallocation")
 SYNC_MODE = RLock()  # held by who has changed torch's one setting for waiting
 WARM_UPS = 2  # the first call compiles, the second finds every lazily made workspace in place
+
+
+def on_device(device: torch.device) -> Any:
+    """A context in which streams, events and graphs are that GPU's: torch takes the current one's, 0 from the start."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from numbers import Real
 from types import NoneType
 from typing import Any
 
+import torch
+
 from diffprune.fast.precision import PRECISIONS
 
 
@@ -118,6 +120,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "do_sample": (False,),
     "num_beams": (1,),
     "num_return_sequences": (1,),
+    "return_dict_in_generate": (False,),
     "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
     "no_repeat_ngram_size": (0,),
@@ -157,10 +160,12 @@ def greedy_settings(config: Any, kwargs: dict[str, Any], *, but: frozenset[str] 
             raise NotCompiled(f"{name}={value} asks for more than the likeliest next token")
     if kwargs.get("max_new_tokens") is None:
         raise NotCompiled("max_new_tokens is not given")
+    if "pad_token_id" in kwargs and kwargs["pad_token_id"] is None:
+        raise NotCompiled("pad_token_id=None leaves it to transformers to find one")
     ends = kwargs.get("eos_token_id", config.eos_token_id)
     return {
         "max_new_tokens": kwargs["max_new_tokens"],
-        "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
+        "ends": [] if ends is None else torch.as_tensor(ends).flatten().tolist(),
         "pad_id": kwargs.get("pad_token_id"),
     }
 

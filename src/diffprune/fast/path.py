@@ -17,7 +17,7 @@ from diffprune.fast.answering import Answering
 from diffprune.fast.build import Builder
 from diffprune.fast.choice import take
 from diffprune.fast.finding import Finding, Growth
-from diffprune.fast.graphs import is_out_of_memory
+from diffprune.fast.graphs import is_out_of_memory, on_device
 from diffprune.fast.options import NotCompiled, read_options
 from diffprune.fast.request import Request
 from diffprune.fast.seal import Seal
@@ -63,7 +63,7 @@ class FastPath(Finding, Answering):
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The static buffers for this thread alone; on a GPU its stream waits for what other streams still do there."""
-        with self._lock:
+        with self._lock, on_device(self.device):
             if self._left is not None:
                 self._left.wait()
             try:

@@ -12,7 +12,7 @@ from diffprune.fast.buckets import Bucket
 from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import NotCompiled
 from diffprune.fast.pictures import Chooser, Picture, Splicer
-from diffprune.types import Keep, LMInputs, VisualTokens
+from diffprune.types import Keep, LMInputs, VisualTokens, refuse_full_budget
 
 
 @dataclass(kw_only=True)
@@ -67,6 +67,8 @@ class Request:
 
 def one_budget(vlm: Any, keep: Keep | None, num_images: int) -> Keep:
     """The budget that all pictures of a request share, where they do; else the list, one for each."""
+    if vlm.method.name == "full" and num_images:
+        refuse_full_budget(keep)
     if not isinstance(keep, Sequence):
         return vlm.budget_of(keep).keep
     if len(keep) != num_images:

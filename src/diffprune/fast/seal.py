@@ -27,8 +27,8 @@ class Seal:
         self.method, self.rules = vlm.method, rules_of(vlm)
         self.holders, self.names = settings_of(vlm.method)
         self.values = list(map(dict.get, self.holders, self.names))
-        self.parts = Parts({"model": vlm.base, "method": vlm.method})
-        if hooked := self.parts.foreign_hooks():
+        self.base, self.own = Parts({"model": vlm.base}), Parts({"method": vlm.method})
+        if hooked := self.base.foreign_hooks() or self.own.foreign_hooks():
             raise ValueError(
                 f"the fast path calls no hooks, and {hooked} has one; remove it before compile(), "
                 "or do without (generate() works as it is)"
@@ -48,7 +48,7 @@ class Seal:
         """Refuse other weights, modules, hooks or settings of the method."""
         if list(map(dict.get, self.holders, self.names)) != self.values:
             raise NotCompiled(f"a setting of {self.method.name!r} was changed after compile(); {AGAIN}")
-        if changed := self.parts.changed():
+        if changed := self.base.changed() or self.own.changed():
             raise NotCompiled(f"{changed} after compile(); {AGAIN}")
 
 

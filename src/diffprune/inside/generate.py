@@ -32,7 +32,8 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    eos_token_id: int | list[int] | None = None,
+    eos_token_id: int | list[int] | Tensor | None = None,
+    pad_token_id: int | None = None,
     generator: torch.Generator | None = None,
     streamer: Any = None,
     logits_processor: Iterable[Any] = (),
@@ -57,7 +58,7 @@ def generate(
             f"the model's generation_config asks for repetition_penalty={penalty}, which {method.name!r} cannot apply; "
             "set it to 1.0 to compare methods fairly"
         )
-    harmless = {"num_beams": 1, "use_cache": True, "pad_token_id": unknown.get("pad_token_id")}
+    harmless = {"num_beams": 1, "use_cache": True}
     unknown = {key: value for key, value in unknown.items() if key not in harmless or harmless[key] != value}
     if unknown:
         raise ValueError(
@@ -74,7 +75,8 @@ def generate(
             warpers.append(TopPLogitsWarper(top_p))
     if eos_token_id is None:
         eos_token_id = backbone.model.generation_config.eos_token_id
-    ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    ends = [] if eos_token_id is None else torch.as_tensor(eos_token_id).flatten().tolist()
+    pad_id = backbone.pad_id if pad_token_id is None else pad_token_id
     end_ids = torch.tensor(ends, dtype=torch.long, device=lm.input_ids.device)
 
     stopping = StoppingCriteriaList(stopping_criteria or ())
@@ -96,7 +98,7 @@ def generate(
         token = score.argmax(-1)
         if do_sample:
             token = torch.multinomial(score.softmax(-1), 1, generator=generator)[:, 0]
-        token = torch.where(done, backbone.pad_id, token)
+        token = torch.where(done, pad_id, token)
         new.append(token)
         ids = cast(torch.LongTensor, torch.cat([ids, token[:, None]], dim=1))
         if streamer is not None:

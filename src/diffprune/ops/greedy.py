@@ -315,7 +315,8 @@ def _by_kernel(
         return torch.empty(len(like), 0, dtype=torch.int64, device=like.device)
     budget = per_row(k, like, torch.int32)
     budget = budget if mask is None else budget.minimum(mask.sum(-1, keepdim=True, dtype=torch.int32))
-    return steps(budget.reshape(-1).contiguous(), width)
+    with torch.cuda.device_of(like):  # Triton launches on the current one
+        return steps(budget.reshape(-1).contiguous(), width)
 
 
 def _without_padding(values: Float[Tensor, "B N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B N"]:

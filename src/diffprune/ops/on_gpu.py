@@ -28,15 +28,25 @@ def reference() -> Generator[None]:
 
 @functools.cache
 def load_kernels() -> ModuleType | None:
-    """The Triton kernels; None, said once, where Triton is not installed."""
+    """The Triton kernels; None, said once, where Triton is not installed or cannot compile."""
     try:
         from diffprune.ops import greedy_kernels
     except ImportError as error:
-        logging.getLogger("diffprune").warning(
-            f"greedy choices run step by step on this GPU: Triton cannot be imported ({error}); pip install triton"
-        )
+        _say_slow(f"Triton cannot be imported ({error}); pip install triton")
+        return None
+    try:
+        greedy_kernels.try_out()
+    except Exception as error:  # of Triton, the C compiler it calls, or a folder that it cannot write to
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        _say_slow(f"Triton cannot compile here ({reason}); it needs a C compiler, Python's headers and a cache folder")
         return None
     return greedy_kernels
+
+
+def _say_slow(reason: str) -> None:
+    logging.getLogger("diffprune").warning(f"greedy choices run step by step on this GPU: {reason}")
 
 
 def kernels_for(values: Tensor, num_tokens: int, *types: torch.dtype) -> ModuleType | None:

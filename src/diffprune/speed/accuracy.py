@@ -24,6 +24,7 @@ STAGES = {
     "ttft": "ttft_ms",
     "decode": "decode_tok_s",
 }
+MEASURED = ("num_columns", "num_visual", "encode_ms", "prefill_ms", "ttft_ms")  # of every row with a prefill
 START, END = "<!-- plan against measurement -->\n", "<!-- end of plan -->"
 WHOLE, ALONE, LEFT_OUT = "the plan's rows", "other methods", "left out"  # the first column of each table
 PLANNED = ("full", "diffprune")  # the methods that a plan's two rows are about
@@ -110,7 +111,7 @@ def ratios(results: Results, row: dict[str, Any], gpu: Gpu, path: str) -> dict[s
 
 
 def read_profiles(files: Sequence[str | Path]) -> list[Results]:
-    """What `diffprune profile` measured, a `ValueError` where that was a small model in the place of the named one."""
+    """What `diffprune profile` measured, a `ValueError` where a file is damaged or of small models."""
     found = [read_results(file) for file in files]
     for file, results in zip(files, found, strict=True):
         if re.search(r"--size[ =]tiny\b", results.command):  # of any of its commands
@@ -118,6 +119,12 @@ def read_profiles(files: Sequence[str | Path]) -> list[Results]:
                 f"{file} was made at tiny size, and its rows are not of the models they name; give one that "
                 "`diffprune profile` made without --size tiny"
             )
+        for row in results.rows:
+            if "prefill_ms" in row and (lacking := [key for key in MEASURED if not row.get(key, 0) > 0]):
+                raise ValueError(
+                    f"{file} has a row of {row.get('method')!r} without a measured {lacking[0]}; give a file as "
+                    "`diffprune profile` wrote it"
+                )
     return found
 
 

@@ -14,8 +14,13 @@ from diffprune.speed.roofline import CURVES
 
 
 def main(*files: str) -> None:
-    """Fit to the results files and write what came out."""
-    text = as_json(calibrate(read_profiles(files), "fast"))
+    """Fit to the results files and write what came out; where they cannot be fitted to, the curves stay as they are."""
+    try:
+        if not files:
+            raise ValueError("no results file was named; give some, as in results/ttft*.json")
+        text = as_json(calibrate(read_profiles(files), "fast"))
+    except ValueError as error:
+        raise SystemExit(f"{error}; {CURVES.name} is as it was") from error
     write_text(CURVES, text)
     print(text, end="")
 
