@@ -9,6 +9,14 @@ def test_the_catalogue_is_what_the_code_says():
         assert path.read_text() == text, "run make docs"
 
 
+def test_a_new_method_s_page_is_linked_in_the_run_that_writes_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(make_catalogue, "DOCS", tmp_path)
+    (tmp_path / "methods").mkdir()
+    for name in ("divprune", "diffprune-diverse"):
+        page = make_catalogue.page_of(name)
+        assert not page.exists() and make_catalogue.linked_name(name) == f"[`{name}`](methods/{page.name})"
+
+
 def test_every_command_of_a_page_is_there():
     for page in check_docs.documents():
         assert check_docs.find_unknown_commands(page, subcommands()) == []
