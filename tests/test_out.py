@@ -64,6 +64,31 @@ def test_a_command_refuses_what_is_no_plain_file_before_it_loads_a_model(
         assert out.is_fifo()
 
 
+@pytest.mark.parametrize("name", ["show", "ask"])
+def test_a_command_refuses_a_place_it_cannot_write_to_before_it_loads_a_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "a file of ours")
+
+    monkeypatch.setattr("diffprune.cli.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("diffprune.answering.add_lines", refuse)
+    for module in (api, loading):
+        monkeypatch.setattr(module, "load_base", lambda *_, **__: pytest.fail("a model is loaded"))
+    out = tmp_path / f"out.{ENDINGS[name]}"
+    assert cli._run([*command(name, tmp_path), "--out", str(out)]) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert "cannot write" in err and "(Permission denied); choose another" in err and "a file of ours" not in err
+
+
+def test_a_folder_without_results_does_not_replace_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("old")
+    (tmp_path / "photos").mkdir()
+    assert cli._run(["report", "--results", str(tmp_path / "photos"), "--out", str(page)]) == 2
+    assert f"{tmp_path / 'photos'} holds no results file" in capsys.readouterr().err and page.read_text() == "old"
+
+
 def drawing(out: Path) -> None:
     boxes = torch.tensor([[0, 0, 20, 20], [20, 0, 40, 20], [0, 20, 20, 40], [20, 20, 40, 40]]).float()
     selection = ImageSelection(keep=torch.tensor([0, 3]), logits=None, grid=(2, 2), boxes=boxes)
