@@ -247,6 +247,25 @@ def test_the_hub_is_not_asked_for_a_folder_without_saying_so(caplog: pytest.LogC
         assert "there is no folder runs/llava-k64 here: asking the hub" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("It is off. To go there set 'HF_HUB_OFFLINE=0' " + "as a variable " * 14, "as a variable)"),
+        ("Max retries exceeded " * 50, "exceeded [...])"),
+    ],
+)
+def test_what_the_hub_said_is_not_cut_in_the_middle_of_a_word(
+    said: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(ValueError, match=r"^me/pruner is neither") as error:
+        PrunedVLM.from_pretrained("me/pruner")
+    assert str(error.value).endswith(told)
+
+
 def test_nothing_is_said_of_the_hub_where_its_files_lie_in_a_cache_of_the_user_s(tmp_path: Path, caplog) -> None:
     base = runs.save_model(tmp_path / "base")
     cache = tmp_path / "cache" / "models--owner--model"

@@ -1,5 +1,6 @@
 """A saved pruner comes back: its method by itself, or on its base model, where both are made for each other."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -189,5 +190,5 @@ def local_pruner(directory: str | Path, *, revision: str | None = None, **option
         named = directory if revision is None else f"{directory} at revision {revision}"
         raise ValueError(
             f"{named} is neither a local folder nor a hub repository that can be reached "
-            f"({type(error).__name__}: {first_line(error)[:200]})"
+            f"({type(error).__name__}: {textwrap.shorten(first_line(error).rstrip('.'), 300)})"
         ) from error
