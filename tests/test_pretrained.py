@@ -20,6 +20,7 @@ from diffprune import api, loading, saved_pruners
 from diffprune.cli import main as cli
 from diffprune.config import BackboneConfig
 from diffprune.fingerprint import sampled_fingerprint, vision_state
+from diffprune.integrations.vllm_command import describe_served
 from diffprune.model import PrunedVLM
 from diffprune.speed import plan
 from diffprune.train.frozen import load_frozen
@@ -233,6 +234,24 @@ def test_one_changed_weight_anywhere_in_the_tower_is_another_base(tmp_path: Path
 
 
 # A name that is no folder --------------------------------------------------------------------------------------------
+
+
+def test_a_base_named_from_where_the_training_ran_is_found_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    base = runs.save_model(project / "models" / "base")
+    monkeypatch.chdir(project)
+    pruner = project / "runs" / "pruner"
+    PrunedVLM(*loading.load_base("models/base"), method="diffprune", keep=4).save_pretrained(pruner)
+    assert config_of(pruner)["base"]["id"] == "models/base"
+    monkeypatch.chdir(elsewhere)
+    assert dp.load(pruner, keep=4).base.config._name_or_path == str(base)
+    assert describe_served(str(pruner), keep=4).model == str(base)
+    shutil.copytree(pruner, elsewhere / "pruner")
+    with pytest.raises(ValueError, match=r"'models/base' is neither a folder"):
+        dp.load(elsewhere / "pruner", keep=4)
 
 
 def test_the_hub_is_not_asked_for_a_folder_without_saying_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PREFIX = "all:"  # of a digest of all values; those without are of samples, in pruners saved before 0.2
+_PREFIX = "all:"  # of a digest of all values; those without are of samples, in pruners of older versions
 _SAMPLED_VALUES = 1024
 _SMALLEST_NORMAL_HALF = 113 << 7  # the bits of 2 ** -14 as a bfloat16
 _THREADS = 4
