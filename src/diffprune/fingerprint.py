@@ -61,7 +61,7 @@ def _rounded(tensor: Tensor) -> np.ndarray:
 def sampled_fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Every name and shape, and 1,024 evenly spaced values of each tensor: quick for billions of weights.
 
-    Pruners saved before 0.2 have this fingerprint.
+    Pruners of older versions have this fingerprint.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
@@ -110,7 +110,7 @@ def features_of(backbone: Any) -> dict[str, Any]:
 def other_features(backbone: Any, wanted: Mapping[str, Any]) -> str | None:
     """The first thing a saved pruner says of its features that is otherwise here, in words; None where all is the same.
 
-    Pruners saved before 0.2 say nothing of the pictures' scale, which is then not compared.
+    Pruners of older versions say nothing of the pictures' scale, which is then not compared.
     """
     found = features_of(backbone)
     if "layer" in wanted and wanted["layer"] != found["layer"]:
