@@ -107,7 +107,7 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         if sys.flags.optimize > 1:
             raise ValueError(
-                "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), and transformers reads its own; leave that out"
+                "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers reads; leave that out"
             )
         arguments, plugins = _take_plugins(arguments)
         for file in plugins:
