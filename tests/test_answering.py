@@ -77,6 +77,7 @@ def test_another_run_s_answers_are_refused_and_stay(folder: Path, tmp_path: Path
         (["what?"], "no picture is named; give --image"),
         (["what?", "--out", "a.jsonl"], "is for the answers of a folder"),
         (["nowhere", "--question", "what?", "--out", "a.jsonl"], "there is no folder nowhere"),
+        (["", "--question", "what?", "--out", "a.jsonl"], "SUBJECT is empty"),
         (["PHOTOS", "--question", "what?"], "give --out answers.jsonl"),
         (["PHOTOS", "--question", "what?", "--out", "a.jsonl", "--image", "a.png"], "ask about one or the other"),
         (["PHOTOS", "--question", "what?", "--out", "a.jsonl", "--fast"], "leave it out for a folder"),

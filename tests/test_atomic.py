@@ -28,6 +28,18 @@ def test_a_block_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.png"]
 
 
+def test_a_place_that_cannot_be_written_is_named_and_not_the_file_beside_it(tmp_path: Path, monkeypatch) -> None:
+    target = tmp_path / "a.md"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".a.x1y2.md"))
+
+    monkeypatch.setattr("diffprune.atomic.tempfile.mkstemp", refuse)
+    with pytest.raises(PermissionError) as error:
+        write_text(target, "x")
+    assert str(error.value) == f"cannot write to {target} (Permission denied); name another file"
+
+
 def test_what_is_no_plain_file_is_refused_by_name(tmp_path: Path) -> None:
     real = tmp_path / "real.json"
     real.write_text("kept")

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -48,6 +49,28 @@ def test_the_help_needs_neither_transformers_nor_matplotlib():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0 and "doctor" in run.stdout, run.stderr
+
+
+@pytest.mark.parametrize("flag", ["-OO", "-O"])
+def test_python_without_docstrings_is_refused_with_the_way_out(flag):
+    run = subprocess.run([sys.executable, flag, "-m", "diffprune", "methods", "--json"], capture_output=True, text=True)
+    if flag == "-O":
+        assert run.returncode == 0 and json.loads(run.stdout)
+    else:
+        assert run.returncode == 2 and run.stdout == ""
+        assert run.stderr.count("\n") == 1 and "PYTHONOPTIMIZE=2" in run.stderr and "leave that out" in run.stderr
+
+
+@pytest.mark.parametrize(("json_too", "expected"), [("", "Gr??e ?"), ("_json", r'"Gr\u00f6\u00dfe \ud83d\ude00"')])
+def test_a_sign_that_the_output_s_encoding_lacks_ends_no_command(json_too, expected):
+    code = (
+        "from diffprune import cli; from diffprune.cli import main\n"
+        f"main._run = lambda _: {'cli.print_json' if json_too else 'print'}('Gr\u00f6\u00dfe \U0001f600')\n"
+        "main.main()"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (run.returncode, run.stdout.strip()) == (0, expected), run.stderr
 
 
 def test_the_version_is_the_packages(run):

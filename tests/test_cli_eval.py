@@ -86,6 +86,20 @@ def test_tasks_with_nothing_right_are_named(run) -> None:
     assert code == 0 and "nothing right on words" in out
 
 
+def test_where_the_full_model_has_nothing_right_every_run_is_shown_by_task(run) -> None:
+    code, out, _ = run("--methods", "full,random", "--keep", "8", "--seeds", "0", "--tasks", "words")
+    lines = [line.split()[:4] for line in out.splitlines()]
+    assert code == 0 and "retention " not in out
+    assert ["full", "1.0", "0", "words"] in lines and ["random", "8", "0", "words"] in lines
+
+
+def test_the_lead_that_was_asked_for_stands_beside_the_retention(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run("--methods", "random,centre", "--keep", "8", "--tasks", "letters", "--versus", "centre")
+    shown, hidden = out.split("not shown at this width")
+    assert "0 to 0" in shown and "lead" in shown and "lead" not in hidden
+
+
 def test_a_saved_pruner_is_measured_under_its_method_s_name(run, tmp_path: Path, folder: Path) -> None:
     model, processor = tiny.always_says("A")
     from diffprune.model import PrunedVLM

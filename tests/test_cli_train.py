@@ -93,7 +93,7 @@ def test_your_captions_are_trained_by_the_config_of_ten_lines(
     assert len(file.read_text().splitlines()) <= 10
     model, data = config.parent / "model", config.parent / "data"
     small = ["backbone.name=llava", f"backbone.weights={model}", "backbone.dtype=float32", f"data.name={data}"]
-    small += ["data.validation=4", "optim.accumulate=1", "optim.steps=2", "optim.precision=float32", "tau.start=1.0"]
+    small += ["data.validation=4", "optim.accumulate=1", "optim.steps=2", "optim.precision=float32"]
     assert _run(["train", "--config", str(file), "--out", str(tmp_path / "mine"), *small, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 2
     vlm = PrunedVLM.from_pretrained(tmp_path / "mine")

@@ -11,13 +11,17 @@ from PIL import Image
 
 from diffprune import api, loading
 from diffprune.cli import main as cli
+from diffprune.evaluate import pruners
 from diffprune.evaluate.answers import Sheet, write_sheet
 from diffprune.evaluate.journal import Journal
 from diffprune.results import write_results
+from diffprune.speed import subject
 from diffprune.types import ImageSelection
 from diffprune.viz import Panel, draw
 from tests import tiny
 
+# Imported before anything is put in its place: who first imports it then would keep the stand-in for all later tests.
+LOADERS = (api, loading, pruners, subject)
 ENDINGS = {"show": "png", "report": "md", "eval": "json", "ask": "jsonl", "profile": "json"}
 
 
@@ -51,7 +55,7 @@ def make(kind: str, path: Path) -> None:
 def test_a_command_refuses_what_is_no_plain_file_before_it_loads_a_model(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (api, loading):
+    for module in LOADERS:
         monkeypatch.setattr(module, "load_base", lambda *_, **__: pytest.fail("a model is loaded"))
     monkeypatch.setattr("diffprune.speed.profile.profile", lambda *_, **__: pytest.fail("a model is measured"))
     out = tmp_path / f"out.{ENDINGS[name]}"
@@ -62,6 +66,31 @@ def test_a_command_refuses_what_is_no_plain_file_before_it_loads_a_model(
         assert out.is_symlink() and (tmp_path / "real").read_text() == "kept"
     else:
         assert out.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["show", "ask"])
+def test_a_command_refuses_a_place_it_cannot_write_to_before_it_loads_a_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "a file of ours")
+
+    monkeypatch.setattr("diffprune.cli.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("diffprune.answering.add_lines", refuse)
+    for module in LOADERS:
+        monkeypatch.setattr(module, "load_base", lambda *_, **__: pytest.fail("a model is loaded"))
+    out = tmp_path / f"out.{ENDINGS[name]}"
+    assert cli._run([*command(name, tmp_path), "--out", str(out)]) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert "cannot write" in err and "(Permission denied); choose another" in err and "a file of ours" not in err
+
+
+def test_a_folder_without_results_does_not_replace_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("old")
+    (tmp_path / "photos").mkdir()
+    assert cli._run(["report", "--results", str(tmp_path / "photos"), "--out", str(page)]) == 2
+    assert f"{tmp_path / 'photos'} holds no results file" in capsys.readouterr().err and page.read_text() == "old"
 
 
 def drawing(out: Path) -> None:

@@ -20,6 +20,7 @@ from diffprune import api, loading, saved_pruners
 from diffprune.cli import main as cli
 from diffprune.config import BackboneConfig
 from diffprune.fingerprint import sampled_fingerprint, vision_state
+from diffprune.integrations.vllm_command import describe_served
 from diffprune.model import PrunedVLM
 from diffprune.speed import plan
 from diffprune.train.frozen import load_frozen
@@ -235,6 +236,24 @@ def test_one_changed_weight_anywhere_in_the_tower_is_another_base(tmp_path: Path
 # A name that is no folder --------------------------------------------------------------------------------------------
 
 
+def test_a_base_named_from_where_the_training_ran_is_found_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    base = runs.save_model(project / "models" / "base")
+    monkeypatch.chdir(project)
+    pruner = project / "runs" / "pruner"
+    PrunedVLM(*loading.load_base("models/base"), method="diffprune", keep=4).save_pretrained(pruner)
+    assert config_of(pruner)["base"]["id"] == "models/base"
+    monkeypatch.chdir(elsewhere)
+    assert dp.load(pruner, keep=4).base.config._name_or_path == str(base)
+    assert describe_served(str(pruner), keep=4).model == str(base)
+    shutil.copytree(pruner, elsewhere / "pruner")
+    with pytest.raises(ValueError, match=r"'models/base' is neither a folder"):
+        dp.load(elsewhere / "pruner", keep=4)
+
+
 def test_the_hub_is_not_asked_for_a_folder_without_saying_so(caplog: pytest.LogCaptureFixture) -> None:
     for load in (loading.load_base, PrunedVLM.from_pretrained, loading.is_pruner):
         caplog.clear()
@@ -245,6 +264,25 @@ def test_the_hub_is_not_asked_for_a_folder_without_saying_so(caplog: pytest.LogC
         ):
             load("runs/llava-k64")
         assert "there is no folder runs/llava-k64 here: asking the hub" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("It is off. To go there set 'HF_HUB_OFFLINE=0' " + "as a variable " * 14, "as a variable)"),
+        ("Max retries exceeded " * 50, "exceeded [...])"),
+    ],
+)
+def test_what_the_hub_said_is_not_cut_in_the_middle_of_a_word(
+    said: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(ValueError, match=r"^me/pruner is neither") as error:
+        PrunedVLM.from_pretrained("me/pruner")
+    assert str(error.value).endswith(told)
 
 
 def test_nothing_is_said_of_the_hub_where_its_files_lie_in_a_cache_of_the_user_s(tmp_path: Path, caplog) -> None:

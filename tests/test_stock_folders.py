@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, LlamaConfig
 from transformers.utils.import_utils import is_num2words_available, is_torchvision_available
 
 import diffprune as dp
@@ -129,6 +129,15 @@ def test_a_half_downloaded_repository_is_named_as_such(tmp_path: Path, monkeypat
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match=r"'owner/model' is only partly downloaded \(model\.safetensors is missing in"):
         load_base("owner/model", cache_dir=str(tmp_path))
+
+
+def test_what_is_no_vision_language_model_is_told_so_and_not_what_it_lacks(tmp_path: Path, no_weights: None) -> None:
+    LlamaConfig().save_pretrained(tmp_path / "text")
+    with pytest.raises(ValueError, match="model type 'llama' is not supported; there are"):
+        load_base(tmp_path / "text")
+    PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4).save_pretrained(tmp_path / "pruner", base_id="a/b")
+    with pytest.raises(ValueError, match=r"pruner' is a saved pruner, no base model; name it as the pruner"):
+        load_base(tmp_path / "pruner")
 
 
 def test_another_kind_of_model_is_refused_before_its_weights(tmp_path: Path, no_weights: None) -> None:

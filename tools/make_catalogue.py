@@ -70,8 +70,12 @@ def methods_page() -> str:
 
 def linked_name(name: str) -> str:
     """The name as code, linked to its page."""
-    page = method_page(name, DOCS / "methods")
-    return f"`{name}`" if page is None else f"[`{name}`](methods/{page.name})"
+    return f"[`{name}`](methods/{page_of(name).name})"
+
+
+def page_of(name: str) -> Path:
+    """Where a method's page is, or will be once it is written."""
+    return method_page(name, DOCS / "methods") or DOCS / "methods" / f"{name.partition('-')[0]}.md"
 
 
 def method_page_text(name: str, before: str) -> str:
@@ -128,7 +132,7 @@ def method_pages() -> dict[Path, str]:
     """The page of every method, variants on that of their method."""
     found: dict[Path, str] = {}
     for name in METHODS.names():
-        page = method_page(name, DOCS / "methods") or DOCS / "methods" / f"{name.partition('-')[0]}.md"
+        page = page_of(name)
         before = page.read_text(encoding="utf-8") if page.exists() else ""
         found.setdefault(page, method_page_text(name, before))
     return found

@@ -88,10 +88,13 @@ def _readable(folder: Path, names: list[str], broken: dict[str, str]) -> Iterato
 def read_answers(out: Path, run: dict[str, Any]) -> set[str]:
     """Pictures that the file holds answers of this run for; a line that was cut short is taken off its end."""
     require_plain(out)
-    if not out.exists():
-        add_lines(out, [])  # now, where it cannot be written, and not after the first batch
-        return set()
     way_out = "choose another file for --out"
+    if not out.exists():
+        try:
+            add_lines(out, [])  # now, where it cannot be written, and not after the first batch
+        except OSError as error:
+            raise ValueError(f"cannot write to {out} ({error.strerror}); {way_out}") from error
+        return set()
     try:
         rows, size = read_lines(out)
     except ValueError as error:

@@ -32,8 +32,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     require_plain(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    except OSError as error:  # which names the file beside `path`, and nobody asked for that one
+        raise type(error)(f"cannot write to {path} ({error.strerror}); name another file") from error
     os.close(handle)
     temporary = Path(name)
     try:

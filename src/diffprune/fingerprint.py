@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PREFIX = "all:"  # of a digest of all values; those without are of samples, in pruners saved before 0.2
+_PREFIX = "all:"  # of a digest of all values; those without are of samples, in pruners of older versions
 _SAMPLED_VALUES = 1024
 _SMALLEST_NORMAL_HALF = 113 << 7  # the bits of 2 ** -14 as a bfloat16
 _THREADS = 4
@@ -61,7 +61,7 @@ def _rounded(tensor: Tensor) -> np.ndarray:
 def sampled_fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Every name and shape, and 1,024 evenly spaced values of each tensor: quick for billions of weights.
 
-    Pruners saved before 0.2 have this fingerprint.
+    Pruners of older versions have this fingerprint.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
@@ -110,7 +110,7 @@ def features_of(backbone: Any) -> dict[str, Any]:
 def other_features(backbone: Any, wanted: Mapping[str, Any]) -> str | None:
     """The first thing a saved pruner says of its features that is otherwise here, in words; None where all is the same.
 
-    Pruners saved before 0.2 say nothing of the pictures' scale, which is then not compared.
+    Pruners of older versions say nothing of the pictures' scale, which is then not compared.
     """
     found = features_of(backbone)
     if "layer" in wanted and wanted["layer"] != found["layer"]:

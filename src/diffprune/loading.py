@@ -136,9 +136,9 @@ def _load_base(name: str | Path, kwargs: dict[str, Any]) -> tuple[nn.Module, Any
     base = adapted_base(Path(name))
     if base is not None:
         return _adapted(name, *_load_base(base, kwargs))
-    if Path(name).is_dir():
-        require_whole(Path(name))
     described = describe_base(name, repr(name), **hub_options(kwargs))
+    if Path(name).is_dir():  # looked at second: a model that is no vision-language model lacks nothing
+        require_whole(Path(name))
     quantised = kwargs.get("quantization_config") or getattr(described, "quantization_config", None)
     require_quantiser(name, quantised)
     processor = describe_processor(name, described.model_type, **hub_options(kwargs))
@@ -183,6 +183,10 @@ def describe_base(name: str, given: str, **options: Any) -> Any:
         say_hub_is_asked(name, **options)
     with _explained(name, given, **options):
         raw, _ = PreTrainedConfig.get_config_dict(name, **options)
+        if "model_type" not in raw and "method" in raw and "format" in raw:
+            raise ValueError(
+                f"{given} is a saved pruner, no base model; name it as the pruner (--pruner, dp.load), without a method"
+            )
         require_family(raw.get("model_type"))
         return AutoConfig.from_pretrained(name, **options, trust_remote_code=False)
 

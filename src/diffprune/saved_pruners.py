@@ -1,5 +1,7 @@
 """A saved pruner comes back: its method by itself, or on its base model, where both are made for each other."""
 
+import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from diffprune.fingerprint import is_base, other_features
 from diffprune.fitting import plain_model, refuse_offloaded, wrap_backbone
 from diffprune.json_files import short
 from diffprune.loading import (
+    brought_models,
     hub_options,
     load_base,
     may_be_on_hub,
@@ -72,7 +75,7 @@ def load_pruned_vlm(
             )
         if (of_base := base_revision or wanted["revision"]) is not None:
             model_kwargs = {**model_kwargs, "revision": of_base}
-        base, processor = load_base(wanted["id"], **model_kwargs)
+        base, processor = load_base(base_of(config, folder), **model_kwargs)
     elif processor is None:
         raise ValueError("a base model was given without its processor; give both")
     base = cast(nn.Module, plain_model(base))
@@ -92,6 +95,21 @@ def load_pruned_vlm(
         )
     vlm.trained_for, vlm.artefact = tuple(config["budgets"]), config
     return vlm
+
+
+def base_of(config: Mapping[str, Any], folder: Path) -> str:
+    """By which name the base model of a saved pruner is loaded.
+
+    A folder that was named from where the training ran is not there from elsewhere; it is then looked for from the
+    folders above the pruner's, of which the one where it ran is most often one.
+
+    Args:
+        folder: Of the pruner.
+    """
+    name, revision = config["base"]["id"], config["base"]["revision"]
+    if revision is not None or not name or name in brought_models() or os.path.isdir(name):
+        return name
+    return next((str(above / name) for above in folder.resolve().parents if os.path.isdir(above / name)), name)
 
 
 @contextmanager
@@ -189,5 +207,5 @@ def local_pruner(directory: str | Path, *, revision: str | None = None, **option
         named = directory if revision is None else f"{directory} at revision {revision}"
         raise ValueError(
             f"{named} is neither a local folder nor a hub repository that can be reached "
-            f"({type(error).__name__}: {first_line(error)[:200]})"
+            f"({type(error).__name__}: {textwrap.shorten(first_line(error).rstrip('.'), 300)})"
         ) from error

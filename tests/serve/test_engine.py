@@ -15,6 +15,7 @@ import pytest
 import diffprune as dp
 from diffprune import versions
 from diffprune.cli.main import _run
+from diffprune.extras import VERSIONS
 from tests import tiny
 from tests.serve.test_process import save_tiny
 
@@ -92,6 +93,15 @@ def test_a_pruner_of_another_base_is_refused_at_the_start(
     assert _run(["serve", "--engine", engine, "--port", "0", "--pruner", str(tmp_path / "p")]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert "their vision weights differ; load its own base" in error
+
+
+def test_an_engine_that_is_not_there_is_told_with_the_versions_that_are_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("cli.serve", "extras"):
+        monkeypatch.setattr(f"diffprune.{module}.is_installed", lambda package: False)
+    assert _run(["serve", "--engine", "vllm"]) == 2
+    assert f"run pip install 'vllm{VERSIONS['vllm']}', or leave --engine vllm out" in capsys.readouterr().err
 
 
 def test_options_of_one_engine_are_refused_by_the_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,8 @@ Wide = Annotated[bool, typer.Option("--wide", help="Every column of a table, how
 
 def print_json(value: Any) -> None:
     """Machine-readable output, and nothing else, on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")  # else a sign that it lacks is a JSON escape
+    print(json.dumps(value, indent=2, ensure_ascii=not is_unicode))
 
 
 def require_writable(folder: Path) -> None:

@@ -62,6 +62,8 @@ def command(
     named = model or "scenes-llava" if pruner == "none" else pruner
     announce_loading(named, quiet=as_json)
     if question:
+        if not subject:  # a shell's variable that is not set; as a path it would be the folder the command runs in
+            raise ValueError("SUBJECT is empty; with --question it names a folder of pictures")
         made = {"pruner": pruner, "model": model, "method": method, "keep": keep}
         run = {"question": question, **made, "max_new_tokens": max_new_tokens}
         _ask_folder(Path(subject), image, out, run, named, batch=batch, fast=fast, device=device, as_json=as_json)

@@ -177,14 +177,16 @@ def print_outcome(outcome: Outcome, versus: str, *, wide: bool) -> None:
     from diffprune.evaluate.hard import HARD
 
     rows = outcome.rows
-    print_table(
-        [row for row in rows if "task" in row and row["method"] in ("full", "blind")],
-        ["method", "task", "score", "score_raw", "chance"],
-        wide=wide,
-    )
+    by_task = [row for row in rows if "task" in row]
     summaries = [_shown(row, versus) for row in rows if "retention" in row]
-    columns = ["method", "keep", "retention", "retention_std", "ci95", "n_seeds", "unchanged"]
-    columns += ["first_token_kl", "first_token_same", "num_kept", "num_hard", *_lead_columns(versus)]
+    if summaries:
+        references = [row for row in by_task if row["method"] in ("full", "blind")]
+        print_table(references, ["method", "task", "score", "score_raw", "chance"], wide=wide)
+    else:  # nothing sums the others up
+        columns = ["method", "keep", "seed", "task", "score", "first_token_kl", "first_token_same", "score_raw"]
+        print_table(by_task, [column for column in columns if any(column in row for row in by_task)], wide=wide)
+    columns = ["method", "keep", "retention", "retention_std", "ci95", *_lead_columns(versus), "n_seeds", "unchanged"]
+    columns += ["first_token_kl", "first_token_same", "num_kept", "num_hard"]
     for some in ([row for row in summaries if (row.get("tasks") == HARD) is hard] for hard in (False, True)):
         if some:
             print()

@@ -9,6 +9,7 @@ import atexit
 import gc
 import importlib
 import importlib.metadata
+import io
 import os
 import pkgutil
 import sys
@@ -104,6 +105,10 @@ def _run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
+        if sys.flags.optimize > 1:
+            raise ValueError(
+                "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers reads; leave that out"
+            )
         arguments, plugins = _take_plugins(arguments)
         for file in plugins:
             doors.import_file(file)
@@ -132,6 +137,8 @@ def _run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """The console script."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is for those who call it, not for our users
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # an answer may hold what the terminal's encoding has no sign for
     # At its end Python would look through every object of torch and transformers for garbage, which takes a second.
     atexit.register(gc.freeze)
     sys.exit(_run(sys.argv[1:]))

@@ -59,6 +59,8 @@ def command(
     found = read_folder(results, others=others)
     for path in others:
         print(f"passed over {path}: no results file", file=sys.stderr)
+    if not found:
+        raise ValueError(f"{results} holds no results file; give one that `diffprune eval` or `profile` wrote into")
     target = out or Path(DEFAULTS[kind])
     base = target if kind == "csv" else target.parent
     drawn = draw_figures(found, figures) if figures is not None else {}

@@ -21,7 +21,7 @@ from diffprune.cli import (
     collector_at_rest,
     describe_model,
 )
-from diffprune.extras import is_installed, require
+from diffprune.extras import install_line, is_installed, require
 from diffprune.methods.naming import check_names
 from diffprune.versions import check_transformers
 
@@ -139,7 +139,8 @@ def _start_engine(
     The token goes by the environment, where other users of the machine do not see it.
     """
     if not dry_run and not is_installed("vllm"):
-        raise ValueError("vLLM is not installed; install it (pip install vllm), or leave --engine vllm out")
+        way_in = f"run {install_line('vllm')}, or leave --engine vllm out"
+        raise ValueError(f"vLLM of the extra 'vllm' is not installed: {way_in}")
     from diffprune.budget import Budget
     from diffprune.integrations.vllm import require_engine
     from diffprune.integrations.vllm_command import command as vllm_command

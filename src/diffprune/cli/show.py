@@ -18,6 +18,7 @@ from diffprune.cli import (
     collector_at_rest,
     describe_model,
     print_json,
+    require_file,
 )
 from diffprune.methods.naming import check_names, split_methods
 
@@ -71,14 +72,13 @@ def command(
     named = (model or "scenes-llava") if pruner == "none" else pruner
     announce(f"{named}: loading", quiet=as_json)
     with collector_at_rest():
-        from diffprune.atomic import require_plain
         from diffprune.backbones.processors import open_image
         from diffprune.types import parse_budgets
         from diffprune.viz import Panel, draw, save_matrix
         from diffprune.viz.sheet import check_ending
 
-        require_plain(out)
         check_ending(out)
+        require_file(out)
         picture = open_image(image)
         budgets: list[int | float | None] = [*parse_budgets(keep)] if keep else [None]
         vlms = _models(pruner, model, names, budgets[0], choose_device(device))

@@ -26,7 +26,7 @@ from diffprune.integrations.vllm_settings import (
     rope_sections,
 )
 from diffprune.loading import describe_base, describe_processor, hub_id, served_name, source_of
-from diffprune.saved_pruners import refuse_other_base
+from diffprune.saved_pruners import base_of, refuse_other_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def describe_served(
         name = model
     else:
         folder, config = read_pruner(pruner)
-        name, revision = base or model or config["base"]["id"], config["base"]["revision"]
+        name, revision = base or model or base_of(config, folder), config["base"]["revision"]
         if not name:
             raise ValueError(f"{pruner} does not name its base model; give its folder or hub id with --model")
         given["pruner"] = str(folder.resolve()) if folder.is_dir() else pruner
