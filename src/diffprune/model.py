@@ -159,17 +159,18 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
                 chooses inside the language model; all are 1 where it learns from pictures alone.
         """
         tokens = self.encode(batch) if tokens is None else tokens  # [B, N, D]
-        k, kept = self.counts(tokens, keep), None  # [B]
-        step = {"tau": tau, "generator": generator}
-        if tokens is not None and hard:
+        k = self.counts(tokens, keep)  # [B]
+        step: dict[str, Any] = {"tau": None} if hard else {"tau": tau, "generator": generator}
+        if tokens is None:
+            kept = None  # text alone
+        elif hard:
             kept = self.rule.deploy(tokens, k)  # as generate() does
-        elif tokens is not None:
+        else:
             tokens, kept = restrict(self.rule, tokens, k, remove_below=remove_below, **step)  # Eqs. 5, 6; Section 4.3
-        if kept is not None and kept.own_loss is not None:
+        if kept is not None and kept.own_loss is not None:  # a method that learns from pictures alone
             loss, alpha = share_of(kept.own_loss, batch.labels, num_targets), kept.alpha
         else:
             lm = self.splice(batch, tokens, kept)  # [B, T, L]
-            step = {"tau": None} if hard else step
             loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, num_targets=num_targets, **step)
         return (loss, alpha) if return_alpha else loss
 

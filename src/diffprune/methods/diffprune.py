@@ -111,17 +111,22 @@ class DiffPrune(TrainablePruner):
         logits = self.score(tokens)  # s = S_theta(X)
         ranked = standardise(logits, mask) if options.standardise else logits
         alpha, z = soft_topk(ranked, k, tau=tau, mask=mask, response=options.response, return_z=True)  # Eq. 5
-        x = zero_padding(tokens.x, mask)
-        if options.gate == "scale":
-            x = scale_gate(x, alpha)
-        else:
-            mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
-            noise = draw_normal(x, tokens.padding_mask, generator)
-            x = vp_noise(x, z, response=options.response, noise=noise, mu=mu, sigma=sigma)  # Eq. 6
+        x = self.gate(tokens, alpha, z, generator)  # Eq. 6
         if self.throttle_block is not None:
             branch_scale = 1 - alpha if options.kept_exact else None
             x = self.throttle_block(x, mask=mask, coords=tokens.coords, branch_scale=branch_scale)  # D_phi, Section 4.3
         return Restricted(x, alpha, logits)
+
+    def gate(
+        self, tokens: VisualTokens, alpha: Float[Tensor, "B N"], z: Float[Tensor, "B N"], generator: Generators
+    ) -> Float[Tensor, "B N D"]:
+        """Every token weakened by its weight: mixed with noise of its own scale, or in the ablation shrunk."""
+        x = zero_padding(tokens.x, tokens.mask)
+        if self.options.gate == "scale":
+            return scale_gate(x, alpha)
+        mu, sigma = (None, None) if self.throttle_noise is None else self.throttle_noise(x.shape[-1])
+        noise = draw_normal(x, tokens.padding_mask, generator)
+        return vp_noise(x, z, response=self.options.response, noise=noise, mu=mu, sigma=sigma)
 
     def calibrate(self, batches: Iterable[VisualTokens]) -> None:
         """Set the mean and deviation of matched noise, per channel, from the real tokens of some training images."""

@@ -123,6 +123,10 @@ class _SoftTopK(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the name of ctx
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
+        """What Proposition 1 says, with g the gradient in the weights and h that in z:
+
+        dL/ds = (pull - share sum_i pull_i) / tau    pull = g f'(z) + h    share = f'(z) / sum_i f'(z_i)
+        """
         logits, tau, mask, top, lam = ctx.saved_tensors
         z = _threshold(logits, tau, mask, top, lam)
         log_slope = _log_slope(z, ctx.response)

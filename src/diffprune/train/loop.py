@@ -1,6 +1,7 @@
 """The optimiser step of every training, and a loop of them for one process.
 
-AdamW, clipping, and both schedules: warm-up with a cosine learning rate, and the falling temperature.
+AdamW, clipping, and both schedules: warm-up with a cosine learning rate, and the falling temperature. `dp.train` takes
+the same steps in `train.trainer`, with checkpoints, validation and several processes; the loop here is for a study.
 """
 
 import math
