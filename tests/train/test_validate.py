@@ -80,3 +80,25 @@ def test_what_loading_draws_does_not_decide_where_the_scorer_starts(
     train(disk, tmp_path / "b", optim={"steps": 1}, validation={"every": 1})
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_a_validation_is_no_training_pass(disk: Path, tmp_path: Path) -> None:
+    train(disk, tmp_path, method={"name": "visionselector"}, optim={"steps": 3}, validation={"every": 1})
+    weights = load_file(tmp_path / "checkpoint-000003" / "weights.safetensors")
+    assert int(weights["throttle_passes"]) == 3 * 2  # two passes a step; its hardness rises with them
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_validation_without_a_number_ends_the_run_in_a_sentence(
+    loss: float, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Objective.forward
+
+    def overflown(self: Any, samples: Any, step: Any, *given: Any, **options: Any) -> Any:
+        value, entropy = forward(self, samples, step, *given, **options)
+        return (value if isinstance(step, int) or options["kind"] != "hard" else value * loss), entropy
+
+    monkeypatch.setattr(Objective, "forward", overflown)
+    with pytest.raises(ValueError, match=rf"loss of the held-out samples is {loss} \(hard\); .* backbone.dtype=bfloat16"):
+        train(disk, tmp_path, optim={"steps": 3})
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-000002"]
