@@ -406,3 +406,19 @@ def test_a_run_that_cannot_learn_or_end_is_refused(disk: Path, tmp_path: Path) -
     refused(disk, tmp_path / "b", "there is no end of endless", data={"name": "endless"}, optim={"steps": None})
     refused(disk, tmp_path / "c", "fewer than one global batch of 40", optim={"batch_size": 20, "steps": None})
     refused(disk, tmp_path / "d", "has no option 'noize'", method={"name": "diffprune", "noize": "unit"})
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ({"name": "diffprune-diverse"}, "it chooses by the weights of 'diffprune'; train that one"),
+        ({"name": "random"}, "method 'random' has nothing to train"),
+        ({"name": "diffprune", "noize": "unit"}, "has no option 'noize'"),
+        ({"name": "diffprun"}, "did you mean diffprune"),
+    ],
+)
+def test_a_method_that_cannot_learn_is_refused_before_the_model_is_loaded(
+    method: dict[str, str], sentence: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffprune.train.trainer.load_frozen", None)
+    refused(disk, tmp_path, sentence, method=method)
