@@ -280,7 +280,8 @@ class RunConfig:
             elif type(value) is not kind:
                 raise ValueError(f"{key} is {short(value)}: must be of its own class, as make_config makes it")
         _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
-        _require(-(1 << 63) <= self.seed < 1 << 64, "seed", self.seed, "an integer of 64 bits")
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise ValueError(f"seed is {short(self.seed)}: must be an integer of 64 bits")
 
 
 def is_diffprune(method: object) -> bool:
