@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from diffprune.methods.diffprune import DiffPrune
+from diffprune.model import PrunedVLM
 from diffprune.train import trainer as trainer_module
 from diffprune.train.frozen import load_frozen
 from diffprune.train.objective import Objective
@@ -102,3 +103,19 @@ def test_a_validation_without_a_number_ends_the_run_in_a_sentence(
     with pytest.raises(ValueError, match=rf"loss of the held-out samples is {loss} \(hard\); .* backbone.dtype=bfloat16"):
         train(disk, tmp_path, optim={"steps": 3})
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-000002"]
+
+
+@pytest.mark.parametrize(("native", "kept"), [(False, 6), (True, 5)])
+def test_a_share_is_rounded_as_it_will_be_deployed(
+    native: bool, kept: int, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, loss = set(), PrunedVLM.loss
+
+    def noted(self: Any, batch: Any, **options: Any) -> Any:
+        counts.update(options["keep"].tolist())
+        return loss(self, batch, **options)
+
+    monkeypatch.setattr(PrunedVLM, "loss", noted)
+    method = {"name": "visionselector", "native": native}
+    train(disk, tmp_path, method=method, budget={"keep": 0.35}, optim={"steps": 1})
+    assert counts == {kept}  # of 16 tokens
