@@ -100,7 +100,9 @@ def test_a_validation_without_a_number_ends_the_run_in_a_sentence(
         return (value if isinstance(step, int) or options["kind"] != "hard" else value * loss), entropy
 
     monkeypatch.setattr(Objective, "forward", overflown)
-    with pytest.raises(ValueError, match=rf"loss of the held-out samples is {loss} \(hard\); .* backbone.dtype=bfloat16"):
+    with pytest.raises(
+        ValueError, match=rf"loss of the held-out samples is {loss} \(hard\); .* backbone.dtype=bfloat16"
+    ):
         train(disk, tmp_path, optim={"steps": 3})
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-000002"]
 
