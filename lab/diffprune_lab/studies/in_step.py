@@ -74,7 +74,8 @@ def beside(trainers: Sequence[Trainer]) -> PrunedVLM:
         raise ValueError(f"{config.name} does not learn before the language model alone; train its seeds one by one")
     if not getattr(method, "exact_in_training", True):
         raise ValueError(
-            f"{config.name} with {config.options} has a penalty, a mean over all rows of a pass; train its seeds one by one"
+            f"{config.name} with {config.options} has a penalty, a mean over all rows of a pass; train its seeds one "
+            "by one"
         )
     for name in method.state_dict():  # of values that each run has for itself
         if name.partition(".")[0] not in ROWWISE:
