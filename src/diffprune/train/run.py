@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, is_initialized
 
 from diffprune.config import RunConfig
 from diffprune.json_files import short
@@ -78,13 +79,25 @@ def train_pruner(config: RunConfig, folder: str | Path, *, resume: bool = False,
 def _claim_and_train(config: RunConfig, folder: Path, *, resume: bool, quiet: bool) -> dict[str, Any]:
     """The run, once its folder is its own."""
     precision = "bf16" if config.optim.precision == "bfloat16" else "no"
-    accelerator = Accelerator(mixed_precision=precision)
-    is_main = accelerator.is_main_process
-    with claimed(folder, config, resume=resume) if is_main else nullcontext():
-        if is_main:
-            remove_unfinished(folder)
-        accelerator.wait_for_everyone()
-        return _train(config, folder, accelerator, resume=resume, quiet=quiet)
+    with precision_of_its_own():
+        accelerator = Accelerator(mixed_precision=precision)
+        is_main = accelerator.is_main_process
+        with claimed(folder, config, resume=resume) if is_main else nullcontext():
+            if is_main:
+                remove_unfinished(folder)
+            accelerator.wait_for_everyone()
+            return _train(config, folder, accelerator, resume=resume, quiet=quiet)
+
+
+@contextmanager
+def precision_of_its_own() -> Iterator[None]:
+    """Accelerate takes one precision for a process: inside it is a run's, and free again for the next run's."""
+    is_a_users = is_initialized()
+    try:
+        yield
+    finally:
+        if not is_a_users:
+            AcceleratorState._reset_state()
 
 
 def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume: bool, quiet: bool) -> dict[str, Any]:
