@@ -209,7 +209,7 @@ def checksum(tensors: dict[str, Tensor]) -> int:
     """Of one picture's tensors: a file that was cut off by a power failure may be whole and yet hold zeros."""
     found = 0
     for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].contiguous().view(-1).view(torch.uint8).numpy(), found)
+        found = zlib.crc32(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes(), found)
     return found
 
 
