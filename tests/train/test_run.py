@@ -22,6 +22,7 @@ from diffprune.train.feed import Broken
 from diffprune.train.folder import RunState, alone_in, note_broken
 from diffprune.train.frozen import ask_hub_once, load_frozen, recomputing
 from diffprune.train.objective import Objective
+from diffprune.train.run import train_pruner
 from diffprune.train.sources import open_feed
 from tests import tiny
 from tests.train import runs
@@ -176,8 +177,6 @@ def test_the_bridge_trains_through_shorter_sequences(disk: Path, tmp_path: Path)
 
 
 def test_mixed_precision_trains_float32_weights(disk: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     for precision in ("float32", "bfloat16", "float32"):  # one after the other in one process
         train(disk, tmp_path / str(len(list(tmp_path.iterdir()))), optim={"precision": precision, "steps": 2})
     whole, half, again = (load_file(tmp_path / name / "model.safetensors") for name in "012")
@@ -421,3 +420,23 @@ def test_a_method_that_cannot_learn_is_refused_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("diffprune.train.trainer.load_frozen", None)
     refused(disk, tmp_path, sentence, method=method)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tau": {"anneal_steps": 2000}}, "tau.anneal_steps is 2,000 and the run has 1 steps"),
+        (
+            {"optim": {"warmup": 10}},
+            "optim.warmup is 10 and the run has 1 steps: its learning rate ends at 0.0003 instead",
+        ),
+        ({"optim": {"warmup": 1}}, ""),
+    ],
+)
+def test_a_schedule_beyond_the_end_of_the_run_is_warned_of(
+    changes: dict[str, Any], said: str, disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(runs.values(disk / "model", disk / "data", **changes), ["optim.steps=1", "data.validation=0"])
+    train_pruner(config, tmp_path)
+    assert said in (shown := capsys.readouterr().err)
+    assert ("warning:" in shown) == bool(said)

@@ -121,7 +121,7 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
         watch.print_line(header(trainer))
-        for warning in (late_annealing(trainer.schedule), missing):
+        for warning in (late_annealing(trainer.schedule), long_warmup(trainer.schedule), missing):
             if warning:
                 watch.print_line(warning)
         if resume:
@@ -170,6 +170,17 @@ def late_annealing(schedule: Schedule) -> str:
     return (
         f"warning: tau.anneal_steps is {schedule.anneal_steps:,} and the run has {schedule.steps:,} steps: it ends at "
         f"tau {last:.2g} instead of {wanted} and never stops early; give a share, such as tau.anneal_steps=0.25"
+    )
+
+
+def long_warmup(schedule: Schedule) -> str:
+    """A warning for a learning rate that is still rising when the run ends; empty where it is not."""
+    if schedule.warmup_steps <= schedule.steps:
+        return ""
+    last = schedule.lr(schedule.steps - 1)
+    return (
+        f"warning: optim.warmup is {schedule.warmup_steps:,} and the run has {schedule.steps:,} steps: its learning "
+        f"rate ends at {last:.2g} instead of reaching {schedule.peak_lr:g}; give a share, such as optim.warmup=0.03"
     )
 
 
