@@ -1,6 +1,8 @@
 """Features of the frozen tower kept on disk: the same tokens, without the tower, and never those of another one."""
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields
@@ -81,6 +83,21 @@ def test_what_two_processes_wrote_is_found_by_a_third(tmp_path: Path) -> None:
     third = FeatureCache(tmp_path, vlm, precision="float32")
     samples = [sample for sample in Three().read(range(3), range(3)).values() if isinstance(sample, Sample)]
     assert third.find(vlm, vlm.prepare([s.picture for s in samples], ["?"] * 3, ["a"] * 3)) is not None
+
+
+def test_a_full_disk_is_told_without_a_word_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4)
+    feed = CachedFeed(Three(), FeatureCache(tmp_path, vlm, precision="float32"))
+    tokens_of(feed, vlm, [0])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(
+        OSError, match=r"^features of pictures cannot be written \(No space left on device\); make room"
+    ):
+        feed.cache.flush()
 
 
 def test_a_shard_is_written_before_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from diffprune import doors
@@ -177,6 +178,7 @@ def test_the_bridge_trains_through_shorter_sequences(disk: Path, tmp_path: Path)
 
 
 def test_mixed_precision_trains_float32_weights(disk: Path, tmp_path: Path) -> None:
+    AcceleratorState._reset_state()  # of other tests
     for precision in ("float32", "bfloat16", "float32"):  # one after the other in one process
         train(disk, tmp_path / str(len(list(tmp_path.iterdir()))), optim={"precision": precision, "steps": 2})
     whole, half, again = (load_file(tmp_path / name / "model.safetensors") for name in "012")
@@ -319,6 +321,14 @@ def test_a_full_disk_at_the_end_says_what_is_whole_and_the_run_can_be_ended_late
     monkeypatch.setattr(folder_module, "write_text", full)
     with pytest.raises(OSError, match=r"^broken.jsonl cannot be written"):
         folder_module.write_broken(tmp_path, [])
+    with pytest.raises(OSError, match=r"^run.yaml cannot be written \(No space .*make room in .* and start again$"):
+        train(disk, tmp_path / "new")
+    with pytest.raises(
+        OSError, match=r"^run.yaml cannot be written \(No space .*checkpoint-000001 is whole: .*resume$"
+    ):
+        train(disk, tmp_path, optim={"steps": 2}, resume=True)
+    with pytest.raises(ValueError, match=r"run.yaml/x cannot be a run's folder \(Not a directory\); choose another"):
+        train(disk, tmp_path / "run.yaml" / "x")
 
 
 def test_a_run_goes_on_with_its_global_batch_cut_another_way(disk: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from diffprune.train.folder import claimed, keep_config
 from diffprune.train.frozen import load_frozen
 from diffprune.train.loop import account, descend
 from diffprune.train.repeatable import repeatable
-from diffprune.train.run import stop_on_signal
+from diffprune.train.run import precision_of_its_own, stop_on_signal
 from diffprune.train.sampler import draw_keep, draw_tau, noise_generator
 from diffprune.train.step import Part
 from diffprune.train.trainer import Trainer
@@ -177,9 +177,10 @@ def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]
         raise ValueError("the runs differ by more than their seed; train them one by one")
     if first.optim.accumulate != 1:
         raise ValueError(f"optim.accumulate is {first.optim.accumulate}: runs in step take one batch a step")
-    accelerator = Accelerator(mixed_precision="bf16" if first.optim.precision == "bfloat16" else "no")
     with ExitStack() as stack:
         stack.enter_context(repeatable(first.deterministic))
+        stack.enter_context(precision_of_its_own())
+        accelerator = Accelerator(mixed_precision="bf16" if first.optim.precision == "bfloat16" else "no")
         for config, folder in runs:
             stack.enter_context(claimed(folder, config, resume=True))
             remove_unfinished(folder)

@@ -66,7 +66,7 @@ class FeatureCache:
                 raise ValueError(
                     f"data.cache={self.folder} holds something else than features; name a folder of its own"
                 )
-            with writing("the cache of features", self.folder):
+            with writing("the cache of features", self.folder, of_run=False):
                 write_text(path, json.dumps(about, indent=2) + "\n")
         try:
             found = read_json(path)
@@ -131,7 +131,7 @@ class FeatureCache:
         shard = self.folder / SHARDS.replace("*", uuid.uuid4().hex)
         rows = {key: {**one, CHECK: torch.tensor(checksum(one))} for key, one in self._new.items()}
         tensors = {f"{key}.{name}": value for key, one in rows.items() for name, value in one.items()}
-        with writing("features of pictures", self.folder), replacing(shard) as new:
+        with writing("features of pictures", self.folder, of_run=False), replacing(shard) as new:
             safetensors.torch.save_file(tensors, new)
         self._list(shard, tensors)
         self._new = {}
