@@ -14,7 +14,7 @@ from diffprune.config import (
     to_yaml,
 )
 from diffprune.methods.diffprune import DiffPruneOptions
-from diffprune.methods.options import build_method
+from diffprune.methods.options import build_method, make_options
 from diffprune.model import PrunedVLM
 from diffprune.registry import BACKBONES, METHODS
 from tests import tiny
@@ -41,8 +41,27 @@ def test_the_paper_recipe_adds_nothing_to_what_is_printed():
 
 
 def test_the_paper_recipe_gives_other_methods_no_options_of_ours():
-    config = make_config({**MINIMAL, "recipe": "paper", "method": {"name": "gumbel_ste"}})
+    config = make_config({**MINIMAL, "recipe": "paper", "method": {"name": "visionselector"}})
     assert config.method.options == {}
+
+
+@pytest.mark.parametrize("name", ["gumbel_ste", "gumbel_ste-masked"])
+def test_by_the_paper_recipe_the_surrogate_has_the_scorer_and_the_noise_of_diffprune(name):
+    ours, theirs = (
+        make_options(method, make_config({**MINIMAL, "recipe": "paper", "method": {"name": method}}).method.options)
+        for method in ("diffprune", name)
+    )
+    for shared in ("scorer", "scorer_depth", "final_norm", "noise", "response"):
+        assert getattr(ours, shared) == getattr(theirs, shared)
+
+
+def test_a_run_of_a_surrogate_from_before_goes_on_with_the_norm_it_had(tmp_path):
+    config = make_config({**MINIMAL, "recipe": "paper", "method": {"name": "gumbel_ste"}})
+    text = to_yaml(config)
+    (tmp_path / "run.yaml").write_text(text)
+    assert load_config(tmp_path / "run.yaml") == config
+    (tmp_path / "run.yaml").write_text(text.replace("  final_norm: false\n", "").replace("  noise: unit\n", ""))
+    assert load_config(tmp_path / "run.yaml").method.options == {"final_norm": True, "noise": "unit"}
 
 
 def test_a_file_wins_over_its_recipe_and_an_override_over_the_file():
@@ -178,6 +197,7 @@ def test_an_override_is_read_as_people_write_numbers(text, value):
         ("tau.end=3.0", "tau.end is 3.0"),
         ("data.share=0", "data.share is 0"),
         ("remove_below=0.5", "remove_below is 0.5"),
+        ("seed=18446744073709551616", "seed is 18446744073709551616: must be an integer of 64 bits"),
         ("validation.every=0", "validation.every is 0"),
         ("validation.choose_by=luck", "validation.choose_by is 'luck'"),
         ("saving.keep=0", "saving.keep is 0"),

@@ -23,6 +23,7 @@ from diffprune.json_files import short
 
 Recipe = Literal["default", "paper", "bridge"]
 BRIDGE = ("kept_exact", "standardise")  # options of DiffPrune that are on by default
+SURROGATES = ("gumbel_ste", "gumbel_ste-masked")  # what the paper compares with
 RUN_FILE = "run.yaml"  # the resolved config of a run, beside its checkpoints
 
 
@@ -280,6 +281,8 @@ class RunConfig:
             elif type(value) is not kind:
                 raise ValueError(f"{key} is {short(value)}: must be of its own class, as make_config makes it")
         _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise ValueError(f"seed is {short(self.seed)}: must be an integer of 64 bits")
 
 
 def is_diffprune(method: object) -> bool:
@@ -308,6 +311,8 @@ def recipe_values(recipe: Recipe, method: object) -> dict[str, Any]:
         values = {"optim": {"warmup": 0, "clip": None, "weight_decay": 0.01}, "remove_below": 0.0}
         if is_diffprune(method):
             values["method"] = {"final_norm": False, "noise": "unit", **dict.fromkeys(BRIDGE, False)}
+        elif method in SURROGATES:  # the same scorer and noise, so that the path of the gradient alone differs
+            values["method"] = {"final_norm": False, "noise": "unit"}
     if recipe == "bridge":
         values = {"remove_below": 1e-3}
         if is_diffprune(method):
@@ -351,6 +356,16 @@ def _without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("hardness", "hardness_ramp")}
 
 
+def _as_started(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run's resolved config, which names every key there was, with what later versions set by its recipe."""
+    tau, method = values.get("tau"), values.get("method")
+    if isinstance(tau, Mapping):
+        values = {**values, "tau": {"drawn": False, **tau}}
+    if isinstance(method, Mapping) and method.get("name") in SURROGATES and values.get("recipe") == "paper":
+        values = {**values, "method": {"final_norm": True, **method}}
+    return values
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """A checked `RunConfig` from a YAML file; `overrides` like `optim.lr=1e-4` win over the file."""
     path = Path(path)
@@ -365,8 +380,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ValueError(
             f"{path} holds {short(values)}: a config is a mapping with the keys backbone, method, budget, ..."
         )
-    if path.name == RUN_FILE and isinstance(tau := values.get("tau"), Mapping):  # it names every key there was
-        values = {**values, "tau": {"drawn": False, **tau}}  # a run of before temperatures were drawn goes on as it was
+    if path.name == RUN_FILE:
+        values = _as_started(values)
     try:
         return make_config(values, overrides)
     except ValueError as error:

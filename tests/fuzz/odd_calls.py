@@ -298,7 +298,7 @@ def public_calls(folder: Path) -> Iterator[Call]:
     yield call("train(config)", lambda v: dp.train(v, folder / "run"))
     yield call("train(folder)", lambda v: dp.train(config, inside(folder, v)))
     for key in ("backbone", "budget", "method", "tau", "optim", "data", "validation", "saving", "remove_below", "seed"):
-        fine = {"remove_below": "0, 0.0", "seed": "0, 1, -1, 2**63, 10**400, -10**400"}.get(key, "")
+        fine = {"remove_below": "0, 0.0", "seed": "0, 1, -1, 2**63"}.get(key, "")
         yield call(f"Config({key})", lambda v, key=key: dp.Config(**{**parts_of(config), key: v}), fine)
     yield call("make_config(values)", lambda v: make_config(v))
     yield call(

@@ -1,6 +1,8 @@
 """Features of the frozen tower kept on disk: the same tokens, without the tower, and never those of another one."""
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from diffprune.model import PrunedVLM
 from diffprune.train.features import CachedFeed, FeatureCache
@@ -83,6 +85,21 @@ def test_what_two_processes_wrote_is_found_by_a_third(tmp_path: Path) -> None:
     assert third.find(vlm, vlm.prepare([s.picture for s in samples], ["?"] * 3, ["a"] * 3)) is not None
 
 
+def test_a_full_disk_is_told_without_a_word_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4)
+    feed = CachedFeed(Three(), FeatureCache(tmp_path, vlm, precision="float32"))
+    tokens_of(feed, vlm, [0])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(
+        OSError, match=r"^features of pictures cannot be written \(No space left on device\); make room"
+    ):
+        feed.cache.flush()
+
+
 def test_a_shard_is_written_before_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffprune.train.features.SHARD_BYTES", 1)
     monkeypatch.setattr("diffprune.train.features.MOST_OPEN", 1)
@@ -125,6 +142,43 @@ def test_a_folder_of_something_else_and_a_damaged_shard_are_refused(tmp_path: Pa
     (tmp_path / "new" / "features-0.safetensors").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"features-0.safetensors of data.cache cannot be read .*; remove it"):
         FeatureCache(tmp_path / "new", vlm, precision="float32")
+    (tmp_path / "new" / "cache.json").write_text("{")
+    with pytest.raises(ValueError, match=r"cache.json of data.cache is damaged \(.*\); remove .*new"):
+        FeatureCache(tmp_path / "new", vlm, precision="float32")
+
+
+@pytest.mark.parametrize("harm", ["zeros", "lost"])
+def test_features_that_are_not_what_was_written_are_not_trained_on(harm: str, tmp_path: Path) -> None:
+    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4)
+    feed = CachedFeed(Three(), FeatureCache(tmp_path, vlm, precision="float32"))
+    tokens_of(feed, vlm, [0, 1, 2])
+    feed.cache.flush()
+    (shard,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(shard)
+    if harm == "zeros":
+        content = shard.read_bytes()
+        shard.write_bytes(content[:-4096] + bytes(4096))
+    else:
+        save_file({name: value for name, value in tensors.items() if not name.endswith(".about")}, shard)
+    again = CachedFeed(Three(), FeatureCache(tmp_path, vlm, precision="float32"))
+    with pytest.raises(ValueError, match=r"features-.*.safetensors of data.cache is damaged; remove it"):
+        for row in range(3):
+            tokens_of(again, vlm, [row])
+
+
+def test_runs_that_start_at_once_share_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = PrunedVLM(*tiny.build("llava"), method="diffprune", keep=4)
+    (tmp_path / ".cache.x8fj2k.json").write_text("")  # of a run that is about to rename it, or was killed there
+    FeatureCache(tmp_path, vlm, precision="float32")
+    is_file = Path.is_file
+    late = [True]  # another run's file comes just after the look for it
+
+    def looked(self: Path) -> bool:
+        return not (self.name == "cache.json" and late and late.pop()) and is_file(self)
+
+    monkeypatch.setattr(Path, "is_file", looked)
+    FeatureCache(tmp_path, vlm, precision="float32")
+    assert not late
 
 
 def test_pictures_drawn_on_the_device_are_refused(tmp_path: Path) -> None:
@@ -155,4 +209,4 @@ def test_a_run_from_the_cache_has_the_losses_of_one_from_pixels_and_is_resumed_b
     train(disk, tmp_path / "broken", optim=twice, data=cached, resume=True)
     whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("cached", "broken"))
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-    assert json.loads((tmp_path / "cache" / "cache.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "cache" / "cache.json").read_text())["format"] == 2

@@ -28,12 +28,13 @@ GOOD = {"hard": 0.22, "throttled": 0.20, "random": 0.53, "reversed": 1.4, "devia
         ({"hard": 0.40}, ["gap"]),
         ({"hard": 0.36}, []),  # less than half of the gain is lost
         ({"deviation": 1e-5, "reversed": 0.1, "hard": 0.53}, ["flat", "random"]),
+        ({"deviation": 0.0, "reversed": 0.53, "hard": 0.53}, ["whole"]),  # whichever ranking, the same tokens
     ],
 )
 def test_each_sign_has_its_sentence(change: dict[str, float], keys: list[str]) -> None:
     found = signs(GOOD | change)
     assert list(found) == keys
-    assert all(sentence.endswith(("steps", "seed", "bridge")) for sentence in found.values())
+    assert all(sentence.endswith(("steps", "seed", "bridge", "budget.range")) for sentence in found.values())
 
 
 def test_a_method_that_ranks_nothing_is_asked_for_its_losses_alone() -> None:
@@ -68,3 +69,11 @@ def test_a_scorer_that_never_learns_is_told_once_in_metrics_and_summary(disk: Pa
     said = [sentence for record in checked for sentence in record.get("warnings", [])]
     assert len([sentence for sentence in said if "tells no tokens apart" in sentence]) == 1
     assert summary["warnings"] == said
+
+
+@pytest.mark.parametrize("budget", [{"keep": 1.0}, {"keep": 10_000}])
+def test_a_budget_of_every_token_is_told_and_not_taken_for_a_bad_scorer(
+    budget: dict[str, Any], disk: Path, tmp_path: Path
+) -> None:
+    (said,) = train(disk, tmp_path, optim={"steps": 1}, budget=budget)["warnings"]
+    assert "the budget keeps every token of the held-out pictures" in said

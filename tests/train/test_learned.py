@@ -84,6 +84,26 @@ def test_a_prompt_is_decided_the_same_in_any_batch(name: str) -> None:
         torch.testing.assert_close(together[row, : own.shape[1]], own[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", LEARNED)
+def test_every_picture_may_have_a_temperature_of_its_own(name: str) -> None:
+    vlm = learner(name)
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    batch = vlm.prepare(pictures(), QUESTIONS, ANSWERS)
+    learned = [parameter for parameter in vlm.method.parameters() if parameter.requires_grad]
+
+    def gradients(tau: Any) -> torch.Tensor:
+        vlm.zero_grad()
+        vlm.method.eval()  # no pass of a training
+        vlm.loss(batch, tau=tau, generator=noise()).backward()
+        return torch.cat([one.grad.flatten() for one in learned if one.grad is not None])
+
+    one = gradients(0.7)
+    torch.testing.assert_close(gradients(torch.tensor([0.7, 0.7], dtype=torch.float64)), one)
+    if name == "dynamic_llava":
+        assert not torch.allclose(gradients(torch.tensor([0.7, 2.0], dtype=torch.float64)), one)
+
+
 @pytest.mark.parametrize("name", INSIDE)
 def test_removal_is_not_for_what_is_chosen_inside_the_language_model(name: str) -> None:
     vlm = learner(name)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from diffprune import doors
@@ -22,6 +23,7 @@ from diffprune.train.feed import Broken
 from diffprune.train.folder import RunState, alone_in, note_broken
 from diffprune.train.frozen import ask_hub_once, load_frozen, recomputing
 from diffprune.train.objective import Objective
+from diffprune.train.run import train_pruner
 from diffprune.train.sources import open_feed
 from tests import tiny
 from tests.train import runs
@@ -176,15 +178,13 @@ def test_the_bridge_trains_through_shorter_sequences(disk: Path, tmp_path: Path)
 
 
 def test_mixed_precision_trains_float32_weights(disk: Path, tmp_path: Path) -> None:
-    from accelerate.state import AcceleratorState
-    from safetensors.torch import load_file
-
-    AcceleratorState._reset_state()
-    try:
-        train(disk, tmp_path, backbone={"dtype": "bfloat16"}, optim={"precision": "bfloat16", "steps": 2})
-    finally:
-        AcceleratorState._reset_state()
-    assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.float32}
+    AcceleratorState._reset_state()  # of other tests
+    for precision in ("float32", "bfloat16", "float32"):  # one after the other in one process
+        train(disk, tmp_path / str(len(list(tmp_path.iterdir()))), optim={"precision": precision, "steps": 2})
+    whole, half, again = (load_file(tmp_path / name / "model.safetensors") for name in "012")
+    assert {value.dtype for value in half.values()} == {torch.float32}
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    assert any(not torch.equal(whole[key], half[key]) for key in whole)
 
 
 # --- rows that cannot be used -----------------------------------------------------------------------------------------
@@ -321,6 +321,14 @@ def test_a_full_disk_at_the_end_says_what_is_whole_and_the_run_can_be_ended_late
     monkeypatch.setattr(folder_module, "write_text", full)
     with pytest.raises(OSError, match=r"^broken.jsonl cannot be written"):
         folder_module.write_broken(tmp_path, [])
+    with pytest.raises(OSError, match=r"^run.yaml cannot be written \(No space .*make room in .* and start again$"):
+        train(disk, tmp_path / "new")
+    with pytest.raises(
+        OSError, match=r"^run.yaml cannot be written \(No space .*checkpoint-000001 is whole: .*resume$"
+    ):
+        train(disk, tmp_path, optim={"steps": 2}, resume=True)
+    with pytest.raises(ValueError, match=r"run.yaml/x cannot be a run's folder \(Not a directory\); choose another"):
+        train(disk, tmp_path / "run.yaml" / "x")
 
 
 def test_a_run_goes_on_with_its_global_batch_cut_another_way(disk: Path, tmp_path: Path) -> None:
@@ -406,3 +414,39 @@ def test_a_run_that_cannot_learn_or_end_is_refused(disk: Path, tmp_path: Path) -
     refused(disk, tmp_path / "b", "there is no end of endless", data={"name": "endless"}, optim={"steps": None})
     refused(disk, tmp_path / "c", "fewer than one global batch of 40", optim={"batch_size": 20, "steps": None})
     refused(disk, tmp_path / "d", "has no option 'noize'", method={"name": "diffprune", "noize": "unit"})
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ({"name": "diffprune-diverse"}, "it chooses by the weights of 'diffprune'; train that one"),
+        ({"name": "random"}, "method 'random' has nothing to train"),
+        ({"name": "diffprune", "noize": "unit"}, "has no option 'noize'"),
+        ({"name": "diffprun"}, "did you mean diffprune"),
+    ],
+)
+def test_a_method_that_cannot_learn_is_refused_before_the_model_is_loaded(
+    method: dict[str, str], sentence: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffprune.train.trainer.load_frozen", None)
+    refused(disk, tmp_path, sentence, method=method)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tau": {"anneal_steps": 2000}}, "tau.anneal_steps is 2,000 and the run has 1 steps"),
+        (
+            {"optim": {"warmup": 10}},
+            "optim.warmup is 10 and the run has 1 steps: its learning rate ends at 0.0003 instead",
+        ),
+        ({"optim": {"warmup": 1}}, ""),
+    ],
+)
+def test_a_schedule_beyond_the_end_of_the_run_is_warned_of(
+    changes: dict[str, Any], said: str, disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(runs.values(disk / "model", disk / "data", **changes), ["optim.steps=1", "data.validation=0"])
+    train_pruner(config, tmp_path)
+    assert said in (shown := capsys.readouterr().err)
+    assert ("warning:" in shown) == bool(said)

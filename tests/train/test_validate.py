@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from diffprune.methods.diffprune import DiffPrune
+from diffprune.model import PrunedVLM
 from diffprune.train import trainer as trainer_module
 from diffprune.train.frozen import load_frozen
 from diffprune.train.objective import Objective
@@ -80,3 +81,43 @@ def test_what_loading_draws_does_not_decide_where_the_scorer_starts(
     train(disk, tmp_path / "b", optim={"steps": 1}, validation={"every": 1})
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_a_validation_is_no_training_pass(disk: Path, tmp_path: Path) -> None:
+    train(disk, tmp_path, method={"name": "visionselector"}, optim={"steps": 3}, validation={"every": 1})
+    weights = load_file(tmp_path / "checkpoint-000003" / "weights.safetensors")
+    assert int(weights["throttle_passes"]) == 3 * 2  # two passes a step; its hardness rises with them
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_validation_without_a_number_ends_the_run_in_a_sentence(
+    loss: float, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Objective.forward
+
+    def overflown(self: Any, samples: Any, step: Any, *given: Any, **options: Any) -> Any:
+        value, entropy = forward(self, samples, step, *given, **options)
+        return (value if isinstance(step, int) or options["kind"] != "hard" else value * loss), entropy
+
+    monkeypatch.setattr(Objective, "forward", overflown)
+    with pytest.raises(
+        ValueError, match=rf"loss of the held-out samples is {loss} \(hard\); .* backbone.dtype=bfloat16"
+    ):
+        train(disk, tmp_path, optim={"steps": 3})
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-000002"]
+
+
+@pytest.mark.parametrize(("native", "kept"), [(False, 6), (True, 5)])
+def test_a_share_is_rounded_as_it_will_be_deployed(
+    native: bool, kept: int, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, loss = set(), PrunedVLM.loss
+
+    def noted(self: Any, batch: Any, **options: Any) -> Any:
+        counts.update(options["keep"].tolist())
+        return loss(self, batch, **options)
+
+    monkeypatch.setattr(PrunedVLM, "loss", noted)
+    method = {"name": "visionselector", "native": native}
+    train(disk, tmp_path, method=method, budget={"keep": 0.35}, optim={"steps": 1})
+    assert counts == {kept}  # of 16 tokens

@@ -35,15 +35,15 @@ from diffprune.model import PrunedVLM
 from diffprune.saving import CONFIG_FILE
 from diffprune.train.checkpointing import list_checkpoints, remove_unfinished
 from diffprune.train.compiling import computing
-from diffprune.train.folder import claimed
+from diffprune.train.folder import claimed, keep_config
 from diffprune.train.frozen import load_frozen
 from diffprune.train.loop import account, descend
-from diffprune.train.run import stop_on_signal
+from diffprune.train.repeatable import repeatable
+from diffprune.train.run import precision_of_its_own, stop_on_signal
 from diffprune.train.sampler import draw_keep, draw_tau, noise_generator
 from diffprune.train.step import Part
 from diffprune.train.trainer import Trainer
 from diffprune.train.watch import Watch, peak_memory_gb
-from diffprune.types import Budget
 
 ROWWISE = ("scorer", "throttle_block")  # parts of a method that work on each row of a batch by itself
 
@@ -72,9 +72,17 @@ def beside(trainers: Sequence[Trainer]) -> PrunedVLM:
     method = build_method(config.name, block=backbone.block, language=backbone.language, **config.options)
     if method.is_inside or method.hides_tokens or method.learns_from_regions:
         raise ValueError(f"{config.name} does not learn before the language model alone; train its seeds one by one")
-    for name, part in list(method.named_children()):
-        if name not in ROWWISE and any(True for _ in part.parameters()):
-            raise ValueError(f"{config.name} has a part {name!r} that is not known to go row by row")
+    if not getattr(method, "exact_in_training", True):
+        raise ValueError(
+            f"{config.name} with {config.options} has a penalty, a mean over all rows of a pass; train its seeds one "
+            "by one"
+        )
+    for name in method.state_dict():  # of values that each run has for itself
+        if name.partition(".")[0] not in ROWWISE:
+            raise ValueError(
+                f"{config.name} has {name!r}, which is not known to go row by row; train its seeds one by one"
+            )
+    for name, _ in list(method.named_children()):
         setattr(method, name, Beside([getattr(trainer.vlm.method, name) for trainer in trainers]))
     return first.vlm.with_method(method, keep=first.vlm.budget.keep)
 
@@ -102,12 +110,17 @@ class InStep:
         accelerator, step, first = self.accelerator, self.step, self.trainers[0]
         device = accelerator.device
         pairs = list(zip(self.trainers, parts, strict=True))
+        for row in (row for part in parts for row in part.broken):
+            raise ValueError(
+                f"row {row.id} cannot be used ({row.reason}), and runs in step need as many samples each; take it out, "
+                "or train the seeds one by one"
+            )
         samples = [sample for part in parts for sample in part.samples]
         drawn = [(trainer.config, sample.id) for trainer, part in pairs for sample in part.samples]
         annealed = first.schedule.tau(step)
         with accelerator.autocast():
             batch, tokens = first.feed.encode(self.vlm, samples)
-            keeps = [Budget(draw_keep(config.budget, config.seed, step, one)) for config, one in drawn]
+            keeps = [self.vlm.budget_of(draw_keep(config.budget, config.seed, step, one)) for config, one in drawn]
             counts = [keep.count(n) for keep, n in zip(keeps, tokens.counts.tolist(), strict=True)]
             taus = [draw_tau(config.tau, annealed, config.seed, step, one) for config, one in drawn]
             total = sum(part.num_targets for part in parts)
@@ -164,8 +177,10 @@ def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]
         raise ValueError("the runs differ by more than their seed; train them one by one")
     if first.optim.accumulate != 1:
         raise ValueError(f"optim.accumulate is {first.optim.accumulate}: runs in step take one batch a step")
-    accelerator = Accelerator(mixed_precision="bf16" if first.optim.precision == "bfloat16" else "no")
     with ExitStack() as stack:
+        stack.enter_context(repeatable(first.deterministic))
+        stack.enter_context(precision_of_its_own())
+        accelerator = Accelerator(mixed_precision="bf16" if first.optim.precision == "bfloat16" else "no")
         for config, folder in runs:
             stack.enter_context(claimed(folder, config, resume=True))
             remove_unfinished(folder)
@@ -175,6 +190,7 @@ def train_in_step(runs: Sequence[tuple[RunConfig, Path]]) -> list[dict[str, Any]
         for trainer in trainers:
             trainer.begin()
             trainer.state.plan(trainer.schedule)
+            keep_config(trainer.folder, trainer.config)
         watches = [
             stack.enter_context(Watch(one.folder, steps=one.steps, start=one.state.step, tensorboard=False, quiet=True))
             for one in trainers

@@ -1,14 +1,18 @@
 """Runs in step with each other: what each learns is what it learns alone."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from diffprune.config import load_config
 from diffprune.train.run import train_pruner
 from diffprune.train.watch import read_metrics
-from diffprune_lab.studies.in_step import main, train_in_step
+from diffprune_lab.studies.in_step import InStep, main, train_in_step
 
 CONFIG = Path(__file__).parents[2] / "configs" / "scenes_nano" / "diffprune_any.yaml"
 SHORT = (
@@ -77,6 +81,13 @@ def test_runs_cut_off_between_two_saves_go_on_from_a_step_that_all_have(tmp_path
         (("optim.lr=1e-3",), ("optim.lr=1e-4",), "differ by more than their seed"),
         (("optim.accumulate=2",), ("optim.accumulate=2",), "optim.accumulate is 2"),
         (("method.name=dynamicvit",), ("method.name=dynamicvit",), "one by one"),
+        (("method.noise=matched",), ("method.noise=matched",), "has 'throttle_noise.mean', .* one by one"),
+        (("method.name=visionselector",), ("method.name=visionselector",), "has 'throttle_passes', .* one by one"),
+        (
+            ("method.name=gumbel_ste", "method.choice=token"),
+            ("method.name=gumbel_ste", "method.choice=token"),
+            "has a penalty, .* one by one",
+        ),
     ],
 )
 def test_runs_that_cannot_share_a_pass_are_refused(
@@ -85,3 +96,36 @@ def test_runs_that_cannot_share_a_pass_are_refused(
     runs = [(load_config(CONFIG, [*SHORT, *one]), tmp_path / str(number)) for number, one in enumerate((first, second))]
     with pytest.raises(ValueError, match=said):
         train_in_step(runs)
+
+
+def test_a_row_that_cannot_be_used_is_named_and_no_run_learns_from_another_s(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    lines = []
+    for number in range(8):
+        Image.new("RGB", (192, 192), (number, 0, 0)).save(data / f"{number}.png")
+        lines.append(json.dumps({"image": f"{number}.png", "caption": "a red star"}))
+    (data / "metadata.jsonl").write_text("\n".join(lines))
+    (data / "5.png").write_bytes(b"")
+    given = [*SHORT, f"data.name={data}", "data.validation=0", "data.max_broken=1.0", "optim.steps=4", "recipe=paper"]
+    runs = [(load_config(CONFIG, [*given, f"seed={seed}"]), tmp_path / str(seed)) for seed in (42, 7)]
+    with pytest.raises(ValueError, match=r"row 5 cannot be used \(.*5.png is empty\), and runs in step .* one by one"):
+        train_in_step(runs)
+
+
+def test_runs_in_step_are_repeatable_where_asked_and_may_be_made_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, take_step = [], InStep.take_step
+
+    def noted(self: Any, parts: Any) -> Any:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return take_step(self, parts)
+
+    monkeypatch.setattr(InStep, "take_step", noted)
+    for steps in (1, 2):
+        given = [*SHORT, "deterministic=true", "validation.every=1", f"optim.steps={steps}"]
+        (tmp_path / "42" / "config.json").unlink(missing_ok=True)
+        train_in_step([(load_config(CONFIG, given), tmp_path / "42")])
+        assert load_config(tmp_path / "42" / "run.yaml").optim.steps == steps
+    assert seen == [True, True] and not torch.are_deterministic_algorithms_enabled()

@@ -55,7 +55,7 @@ def draw_keep(
 ) -> Float[Tensor, "B N"]:
     """1 for a token that is drawn to be kept and 0 for one that is not, with the gradient of the soft choice."""
     noise = torch.stack([draw_gumbel(log_probs[..., 0], mask, generator) for _ in range(2)], dim=-1)
-    return gumbel_keep(log_probs, tau=float(tau), noise=noise).masked_fill(~mask, 0.0)
+    return gumbel_keep(log_probs, tau=tau, noise=noise).masked_fill(~mask, 0.0)
 
 
 def ratio_penalty(chosen: Float[Tensor, "B N"], k: Int[Tensor, " B"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, ""]:

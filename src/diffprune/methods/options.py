@@ -53,6 +53,19 @@ def require_weights(name: str) -> None:
         raise ValueError(f"method {name!r} is learned and needs weights; give a saved one with --pruner")
 
 
+def require_trainable(name: str, options: Mapping[str, Any]) -> None:
+    """An error where a method of that name and options has nothing to train; no model is needed to tell."""
+    kind = METHODS.get(name)
+    if kind.deploys:
+        raise ValueError(
+            f"method {name!r} has nothing to train: it chooses by the weights of {kind.deploys!r}; train that one, and "
+            "name this one when it is deployed"
+        )
+    if not kind.trained:
+        raise ValueError(f"method {name!r} has nothing to train; choose a learned one")
+    make_options(name, options)
+
+
 def build_method(
     name: str, *, block: BlockSpec | None = None, language: LanguageSpec | None = None, **options: Any
 ) -> Pruner:

@@ -5,9 +5,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from diffprune.ops.arguments import checked
-from diffprune.ops.hard_topk import hard_mask
+from diffprune.ops.hard_topk import hard_mask, per_row
 from diffprune.ops.noise import Generators, draw_gumbel
-from diffprune.ops.soft_topk import Response, Temperature, soft_topk
+from diffprune.ops.soft_topk import Response, Temperature, check_tau, soft_topk
 
 
 @checked
@@ -48,7 +48,7 @@ def gumbel_keep(
     log_probs: Float[Tensor, "B N 2"],
     previous: Float[Tensor, "B N"] | None = None,
     *,
-    tau: float | int = 1.0,
+    tau: Temperature = 1.0,
     generator: Generators = None,
     noise: Float[Tensor, "B N 2"] | None = None,
 ) -> Float[Tensor, "B N"]:
@@ -60,14 +60,13 @@ def gumbel_keep(
     Args:
         log_probs: Log-probabilities of keeping (first) and dropping (second).
         previous: Decisions of the stage before.
-        tau: Temperature of the relaxation; DynamicViT never anneals it.
+        tau: Temperature of the relaxation, one for all rows or one for each; DynamicViT never anneals it.
         generator: Draws the Gumbel noise; a sequence gives each row its own.
         noise: Gumbel noise drawn before, instead of a generator.
     """
-    if not 0 < tau < float("inf"):
-        raise ValueError(f"tau={tau} is no temperature; give a number above 0 (smaller is harder)")
+    check_tau(tau)
     perturbed = _perturb(log_probs, generator, noise)
-    soft = (perturbed / tau).softmax(-1)[..., 0]
+    soft = (perturbed / per_row(tau, perturbed[..., 0], perturbed.dtype).unsqueeze(-1)).softmax(-1)[..., 0]
     keep = _straight_through(perturbed[..., 0] >= perturbed[..., 1], soft)
     return keep if previous is None else keep * previous
 

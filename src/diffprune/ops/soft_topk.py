@@ -82,7 +82,7 @@ def soft_topk(
     if response not in RESPONSES:
         raise ValueError(f"response={response!r} is unknown; choose one of {', '.join(RESPONSES)}")
     check_inputs(logits, k, mask, finite=True)
-    _check_tau(tau)
+    check_tau(tau)
     if logits.shape[-1] == 0:  # a batch without any visual token
         weights = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return (weights, weights) if return_z else weights
@@ -90,7 +90,7 @@ def soft_topk(
     return _apply(logits, budget, temperature, mask, response, return_z)
 
 
-def _check_tau(tau: Temperature) -> None:
+def check_tau(tau: Temperature) -> None:
     """Raise unless every temperature is a finite number above 0; like the logits, tensors are read on the CPU alone."""
     if torch.compiler.is_compiling() or (isinstance(tau, Tensor) and tau.device.type != "cpu"):
         return

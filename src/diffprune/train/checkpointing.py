@@ -77,22 +77,25 @@ def save_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, *, keep: in
 
 
 @contextmanager
-def writing(what: str, folder: Path) -> Iterator[None]:
+def writing(what: str, folder: Path, *, of_run: bool = True) -> Iterator[None]:
     """Where the disk refuses what is written inside, one sentence: what, why, which checkpoint is whole, the way out.
 
     Args:
         what: Is written, in words.
-        folder: Of the run.
+        folder: Where room is to be made.
+        of_run: Whether it is the run's, with its checkpoints.
     """
     try:
         yield
     except OSError as error:
-        latest = (list_checkpoints(folder) or [None])[0]
-        kept = "no checkpoint has been written yet" if latest is None else f"{latest} is whole"
-        raise OSError(
-            f"{what} cannot be written ({error.strerror or error}); {kept}: make room in {folder} and go on with "
-            "--resume"
-        ) from error
+        latest = (list_checkpoints(folder) or [None])[0] if of_run else None
+        if latest is not None:
+            way = f"{latest} is whole: make room in {folder} and go on with --resume"
+        elif of_run:  # then the folder is free again (`claimed`)
+            way = f"no checkpoint has been written yet: make room in {folder} and start again"
+        else:
+            way = f"make room in {folder} and go on with --resume"
+        raise OSError(f"{what} cannot be written ({error.strerror or error}); {way}") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -139,7 +142,7 @@ def set_damaged_aside(folder: Path) -> None:
             aside = folder / f"{DAMAGED}{path.name}"
             shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
             os.replace(path, aside)
-            logger.warning("%s; it is now %s, and the run goes on from the checkpoint before", error, aside.name)
+            logger.warning("%s; it is now %s, and the run goes on from what is before it", error, aside.name)
 
 
 def _read(path: Path) -> Checkpoint:

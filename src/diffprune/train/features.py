@@ -10,6 +10,7 @@ order and another data set find it too.
 import hashlib
 import json
 import uuid
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from diffprune.types import VisualTokens
 ABOUT, SHARDS = "cache.json", "features-*.safetensors"
 SHARD_BYTES = 1 << 28  # held in memory before they are written
 MOST_OPEN = 256  # shards
+CHECK = "check"  # the name of a picture's checksum among its tensors
 PER_TOKEN = ("x", "mask", "coords", "segment", "boxes", "cls_attention", "keys")
 
 
@@ -58,19 +60,24 @@ class FeatureCache:
 
     def _claim(self, about: dict[str, Any]) -> None:
         path = self.folder / ABOUT
-        if path.is_file():
-            found = read_json(path)
-            other = [key for key in about if not isinstance(found, dict) or found.get(key) != about[key]]
-            if other:
+        if not path.is_file():
+            # Several runs may start at once: another's file may be there by now, or under its hidden name.
+            if self.folder.exists() and (not self.folder.is_dir() or set(self.folder.glob("[!.]*")) - {path}):
                 raise ValueError(
-                    f"data.cache={self.folder} holds features of another {other[0]} than this run's; name another "
-                    "folder, or remove that one"
+                    f"data.cache={self.folder} holds something else than features; name a folder of its own"
                 )
-        elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise ValueError(f"data.cache={self.folder} holds something else than features; name a folder of its own")
-        else:
-            with writing("the cache of features", self.folder):
+            with writing("the cache of features", self.folder, of_run=False):
                 write_text(path, json.dumps(about, indent=2) + "\n")
+        try:
+            found = read_json(path)
+        except ValueError as error:
+            raise ValueError(f"{path} of data.cache is damaged ({error}); remove {self.folder}") from error
+        other = [key for key in about if not isinstance(found, dict) or found.get(key) != about[key]]
+        if other:
+            raise ValueError(
+                f"data.cache={self.folder} holds features of another {other[0]} than this run's; name another "
+                "folder, or remove that one"
+            )
 
     def _list(self, shard: Path, names: Iterable[str]) -> None:
         for name in names:
@@ -103,7 +110,10 @@ class FeatureCache:
         if key in self._new:
             return self._new[key]
         shard, parts = self._shards[key]
-        return {part: self._file(shard).get_tensor(f"{key}.{part}") for part in parts}
+        tensors = {part: self._file(shard).get_tensor(f"{key}.{part}") for part in parts}
+        if CHECK not in tensors or int(tensors.pop(CHECK)) != checksum(tensors):
+            raise ValueError(f"{shard} of data.cache is damaged; remove it")
+        return tensors
 
     def keep(self, vlm: PrunedVLM, batch: Batch, tokens: VisualTokens) -> None:
         """Take up what is new among the tokens of a batch."""
@@ -119,8 +129,9 @@ class FeatureCache:
         if not self._new:
             return
         shard = self.folder / SHARDS.replace("*", uuid.uuid4().hex)
-        tensors = {f"{key}.{name}": value for key, one in self._new.items() for name, value in one.items()}
-        with writing("features of pictures", self.folder), replacing(shard) as new:
+        rows = {key: {**one, CHECK: torch.tensor(checksum(one))} for key, one in self._new.items()}
+        tensors = {f"{key}.{name}": value for key, one in rows.items() for name, value in one.items()}
+        with writing("features of pictures", self.folder, of_run=False), replacing(shard) as new:
             safetensors.torch.save_file(tensors, new)
         self._list(shard, tensors)
         self._new = {}
@@ -168,7 +179,7 @@ def describe_tower(vlm: PrunedVLM, precision: str) -> dict[str, Any]:
     images: Any = getattr(vlm.processor, "image_processor", None)
     settings = json.dumps(images.to_dict() if hasattr(images, "to_dict") else {}, sort_keys=True, default=str)
     return {
-        "format": 1,
+        "format": 2,
         "tower": base_fingerprint(vlm.backbone),
         "layer": features_of(vlm.backbone)["layer"],
         "processor": hashlib.sha256(settings.encode()).hexdigest()[:32],
@@ -192,6 +203,14 @@ def pack(tokens: VisualTokens, row: int) -> dict[str, Tensor]:
         out["slots"] = tokens.slots[row, : int((tokens.slots[row] != -2).sum())]
     out["about"] = torch.tensor([*tokens.grid[row], tokens.group, tokens.is_full])
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in out.items()}
+
+
+def checksum(tensors: dict[str, Tensor]) -> int:
+    """Of one picture's tensors: a file that was cut off by a power failure may be whole and yet hold zeros."""
+    found = 0
+    for name in sorted(tensors):
+        found = zlib.crc32(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes(), found)
+    return found
 
 
 def unpack(tensors: dict[str, Tensor], seed: int) -> VisualTokens:

@@ -110,7 +110,10 @@ def claimed(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[None]:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Lock the folder against a second run; the system lets go of the lock when the process ends, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file lies there, or on the way; or it may not be made
+        raise ValueError(f"{folder} cannot be a run's folder ({error.strerror}); choose another --out") from error
     require_plain(folder / LOCK_FILE)
     with (folder / LOCK_FILE).open("w") as file:
         try:
@@ -150,7 +153,8 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
             "choose another folder with --out"
         )
     else:
-        write_text(written, to_yaml(config))
+        with writing(RUN_FILE, folder):
+            write_text(written, to_yaml(config))
         return True
     return False
 
@@ -158,7 +162,8 @@ def claim_folder(folder: Path, config: RunConfig, *, resume: bool) -> bool:
 def keep_config(folder: Path, config: RunConfig) -> None:
     """Write the config of a run that goes on, where something of it has changed."""
     if differences(load_config(folder / RUN_FILE), config):
-        write_text(folder / RUN_FILE, to_yaml(config))
+        with writing(RUN_FILE, folder):
+            write_text(folder / RUN_FILE, to_yaml(config))
 
 
 def note_broken(

@@ -48,6 +48,13 @@ def signs(record: dict[str, Any]) -> dict[str, str]:
     """
     hard, throttled, random = record["hard"], record["throttled"], record["random"]
     turned, deviation = record.get("reversed"), record.get("deviation")
+    if hard == random == turned:
+        return {
+            "whole": (
+                "the budget keeps every token of the held-out pictures, so there is nothing to choose and nothing to "
+                "learn; start again with a smaller budget.keep or budget.range"
+            )
+        }
     found = {}
     if deviation is not None and deviation < FLAT:
         found["flat"] = (

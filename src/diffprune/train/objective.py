@@ -16,7 +16,7 @@ from diffprune.model import PrunedVLM
 from diffprune.ops.transfer import to_device
 from diffprune.train.feed import Feed, Sample, prepare_pictures
 from diffprune.train.sampler import draw_keep, draw_tau, noise_generator
-from diffprune.types import Budget, VisualTokens
+from diffprune.types import VisualTokens
 
 LossKind = Literal["throttled", "hard", "random"]
 BLANK = (Sample(id=-1, picture=Image.new("RGB", (56, 56)), question=".", answer="."),)
@@ -92,4 +92,5 @@ class Objective(nn.Module):
         """Tokens to keep of each sample, on the CPU, where they can be checked without waiting for the device."""
         keeps = [draw_keep(self.config.budget, self.config.seed, step, sample.id) for sample in samples]
         numbers = [tokens.x.shape[1]] * len(tokens) if tokens.is_full else tokens.counts.tolist()
-        return torch.tensor([Budget(keep).count(int(n)) for keep, n in zip(keeps, numbers, strict=True)])
+        (vlm,) = self._vlm
+        return torch.tensor([vlm.budget_of(keep).count(int(n)) for keep, n in zip(keeps, numbers, strict=True)])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, is_initialized
 
 from diffprune.config import RunConfig
 from diffprune.json_files import short
@@ -78,13 +79,25 @@ def train_pruner(config: RunConfig, folder: str | Path, *, resume: bool = False,
 def _claim_and_train(config: RunConfig, folder: Path, *, resume: bool, quiet: bool) -> dict[str, Any]:
     """The run, once its folder is its own."""
     precision = "bf16" if config.optim.precision == "bfloat16" else "no"
-    accelerator = Accelerator(mixed_precision=precision)
-    is_main = accelerator.is_main_process
-    with claimed(folder, config, resume=resume) if is_main else nullcontext():
-        if is_main:
-            remove_unfinished(folder)
-        accelerator.wait_for_everyone()
-        return _train(config, folder, accelerator, resume=resume, quiet=quiet)
+    with precision_of_its_own():
+        accelerator = Accelerator(mixed_precision=precision)
+        is_main = accelerator.is_main_process
+        with claimed(folder, config, resume=resume) if is_main else nullcontext():
+            if is_main:
+                remove_unfinished(folder)
+            accelerator.wait_for_everyone()
+            return _train(config, folder, accelerator, resume=resume, quiet=quiet)
+
+
+@contextmanager
+def precision_of_its_own() -> Iterator[None]:
+    """Accelerate takes one precision for a process: inside it is a run's, and free again for the next run's."""
+    is_a_users = is_initialized()
+    try:
+        yield
+    finally:
+        if not is_a_users:
+            AcceleratorState._reset_state()
 
 
 def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume: bool, quiet: bool) -> dict[str, Any]:
@@ -108,7 +121,7 @@ def _train(config: RunConfig, folder: Path, accelerator: Accelerator, *, resume:
         ThreadPoolExecutor(max_workers=1) as reader,
     ):
         watch.print_line(header(trainer))
-        for warning in (late_annealing(trainer.schedule), missing):
+        for warning in (late_annealing(trainer.schedule), long_warmup(trainer.schedule), missing):
             if warning:
                 watch.print_line(warning)
         if resume:
@@ -157,6 +170,17 @@ def late_annealing(schedule: Schedule) -> str:
     return (
         f"warning: tau.anneal_steps is {schedule.anneal_steps:,} and the run has {schedule.steps:,} steps: it ends at "
         f"tau {last:.2g} instead of {wanted} and never stops early; give a share, such as tau.anneal_steps=0.25"
+    )
+
+
+def long_warmup(schedule: Schedule) -> str:
+    """A warning for a learning rate that is still rising when the run ends; empty where it is not."""
+    if schedule.warmup_steps <= schedule.steps:
+        return ""
+    last = schedule.lr(schedule.steps - 1)
+    return (
+        f"warning: optim.warmup is {schedule.warmup_steps:,} and the run has {schedule.steps:,} steps: its learning "
+        f"rate ends at {last:.2g} instead of reaching {schedule.peak_lr:g}; give a share, such as optim.warmup=0.03"
     )
 
 

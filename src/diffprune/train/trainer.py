@@ -18,7 +18,7 @@ from diffprune.config import RunConfig
 from diffprune.fingerprint import base_fingerprint, sampled_fingerprint
 from diffprune.fitting import wrap_backbone
 from diffprune.methods.base import ScoringPruner
-from diffprune.methods.options import build_method
+from diffprune.methods.options import build_method, require_trainable
 from diffprune.model import PrunedVLM
 from diffprune.schedules import Schedule, resolve_steps
 from diffprune.train.checkpointing import (
@@ -60,6 +60,7 @@ class Trainer:
         self, config: RunConfig, folder: Path, accelerator: Accelerator, frozen: tuple[Any, Any, str] | None = None
     ) -> None:
         self.config, self.folder, self.accelerator = config, folder, accelerator
+        require_trainable(config.method.name, config.method.options)  # before a large model is loaded
         seed_everything(config.seed)
         model, processor, self.base_id = frozen or self._load()
         budgets = (config.budget.keep,) if config.budget.range is None else config.budget.range
@@ -73,8 +74,6 @@ class Trainer:
         self.vlm = PrunedVLM(model, processor, method=method, keep=keep)
         self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
         self.vlm.artefact = {"recipe": config.recipe}
-        if not self.vlm.method.trained:
-            raise ValueError(f"method {config.method.name!r} has nothing to train; choose a learned one")
         self.vlm.method.start_training()
         self.feed: Feed = open_feed(config.data, config.seed)
         self.cache: FeatureCache | None = None

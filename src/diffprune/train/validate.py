@@ -1,5 +1,6 @@
 """The losses of held-out samples, and what they decide: which weights are the best, and when a run has had enough."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,11 +36,22 @@ def held_out_losses(
     divisor = torch.tensor(num_targets, dtype=torch.float32).to(accelerator.device)
     sums = {kind: torch.zeros((), dtype=torch.float64, device=accelerator.device) for kind in kinds}
     most = -(-len(samples) // accelerator.num_processes)  # as many passes in each process
-    for start in range(0, most, size):
-        for kind in sums:
-            with accelerator.autocast():
-                sums[kind] += objective(mine[start : start + size], FIXED, tau, divisor, kind=kind)[0].double()
-    return total(*sums.values())
+    objective.eval()  # a method may count its training passes
+    try:
+        for start in range(0, most, size):
+            for kind in sums:
+                with accelerator.autocast():
+                    sums[kind] += objective(mine[start : start + size], FIXED, tau, divisor, kind=kind)[0].double()
+    finally:
+        objective.train()
+    losses = total(*sums.values())
+    for kind, loss in zip(sums, losses, strict=True):
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss of the held-out samples is {loss} ({kind}); lower optim.lr, check the data, or set "
+                "backbone.dtype=bfloat16 where it is float16"
+            )
+    return losses
 
 
 def judge(state: RunState, record: dict[str, Any], *, choose_by: str, patience: int | None, settled: bool) -> None:
