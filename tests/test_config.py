@@ -4,9 +4,7 @@ import pytest
 import yaml
 
 from diffprune.config import (
-    BRIDGE,
     RunConfig,
-    default_recipe,
     differences,
     load_config,
     make_config,
@@ -16,6 +14,7 @@ from diffprune.config import (
 from diffprune.methods.diffprune import DiffPruneOptions
 from diffprune.methods.options import build_method, make_options
 from diffprune.model import PrunedVLM
+from diffprune.recipes import BRIDGE, default_recipe
 from diffprune.registry import BACKBONES, METHODS
 from tests import tiny
 

@@ -42,7 +42,7 @@ _MODEL = _METHOD | {
     "pretrained",
     "fast",
 }
-_USER = _MODEL | {"model", "api", "config", "shapes"}  # whoever uses a ready model
+_USER = _MODEL | {"model", "api", "config", "recipes", "shapes"}  # whoever uses a ready model
 LIBRARY: dict[str, set[str]] = {
     "budget": set(),
     "types": {"budget"},
@@ -57,7 +57,8 @@ LIBRARY: dict[str, set[str]] = {
     "results": {"atomic", "json_files"},
     "terminal": {"results"},
     "config_reader": {"json_files"},
-    "config": {"budget", "config_reader", "json_files", "schedules"},
+    "recipes": set(),
+    "config": {"budget", "config_reader", "json_files", "recipes", "schedules"},
     # the maths, what learns, the methods, and what they are given
     "ops": {"types"},
     "nn": {"ops", "types"},

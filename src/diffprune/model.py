@@ -42,9 +42,8 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         processor: Its processor.
         method: A name (`dp.methods()`), which may hold options (`fastv[layer=3]`), or a built `Pruner`; default: full.
         keep: The budget: an int is tokens per image, a float a share; needs a method. Every call may give its own.
-        positions: "original" keeps the position each token had before anything was dropped; "packed" numbers what is
-            left without gaps, for engines that can do no other. Default: original, but with a method's `native=True`
-            packed where its release does so and a position is one number.
+        positions: "original" keeps the position each token had; "packed" numbers what is left without gaps. Default:
+            original, but with a method's `native=True` packed where its release does so and a position is one number.
         newline: Which newline tokens stay in families that have them (LLaVA-NeXT, LLaVA-OneVision): "rows" (where the
             row keeps a token or had none to lose), "all" or "none". They are never counted in K.
         budget: "global" spends K over the whole picture, "per_tile" gives each tile of a picture its share of K.

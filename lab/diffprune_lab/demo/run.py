@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from diffprune.config import Recipe, recipe_values
 from diffprune.evaluate.encoded import Progress, encode_questions
 from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import Measurement, evaluate
 from diffprune.loading import load_base
 from diffprune.methods.options import build_method
 from diffprune.model import PrunedVLM
+from diffprune.recipes import Recipe, recipe_values
 from diffprune.registry import METHODS
 from diffprune.results import check_rows, command_line, device_name, library_versions, source_commit
 from diffprune.speed.flops import prefill_flops

@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffprune.config import OptimConfig, recipe_values
+from diffprune.config import OptimConfig
 from diffprune.methods.base import TrainablePruner
 from diffprune.methods.options import build_method
+from diffprune.recipes import recipe_values
 from diffprune.train.loop import train
 from diffprune_lab.deit import DeiT, Encoded
 from diffprune_lab.probes.augment import augment

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from diffprune.atomic import write_text
 from diffprune_lab.probes import comparison, tables
-from diffprune_lab.probes.comparison import results_of
 from diffprune_lab.probes.figures import ORDER, label
 from diffprune_lab.probes.findings import FINDINGS
+from diffprune_lab.probes.measured import results_of
 from diffprune_lab.probes.run import BACKBONES_FILE
 from diffprune_lab.probes.store import Row
 

@@ -8,20 +8,9 @@ from diffprune.evaluate.retention import retention
 from diffprune.report.cells import DASH
 from diffprune.results import markdown_table
 from diffprune_lab.probes.bench import DIVERSE
-from diffprune_lab.probes.comparison import (
-    MISSING,
-    WORLDS,
-    Found,
-    cells_of,
-    difference,
-    is_averaged,
-    not_measured,
-    results_of,
-    rows_of,
-    still_to_come,
-    summaries,
-)
+from diffprune_lab.probes.comparison import MISSING, WORLDS, cells_of, not_measured, still_to_come
 from diffprune_lab.probes.figures import label
+from diffprune_lab.probes.measured import Found, difference, is_averaged, results_of, rows_of, summaries
 from diffprune_lab.probes.store import Row
 
 OURS = "diffprune"

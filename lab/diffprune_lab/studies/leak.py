@@ -27,9 +27,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import diffprune_lab
-from diffprune.config import RunConfig, is_diffprune
+from diffprune.config import RunConfig
 from diffprune.evaluate.throttled import Throttle, load_throttled, run_config
 from diffprune.model import PrunedVLM
+from diffprune.recipes import is_diffprune
 from diffprune.types import VisualTokens
 from diffprune_lab.probes.store import Cell, Row, Store, collect, interval, mean_and_spread
 from diffprune_lab.scarce.digest import frozen_digest

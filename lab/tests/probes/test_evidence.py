@@ -8,7 +8,7 @@ from diffprune.evaluate.answers import Answers, Entry, Sheet, answers_file, writ
 from diffprune.evaluate.join import join_files
 from diffprune.evaluate.rows import quality_rows
 from diffprune.results import write_results
-from diffprune_lab.probes import alignment, coherence, comparison, evidence, findings, landscape, relevance
+from diffprune_lab.probes import alignment, coherence, comparison, evidence, findings, landscape, measured, relevance
 from diffprune_lab.probes.store import Store
 
 
@@ -140,17 +140,17 @@ def test_a_statement_agrees_by_its_interval_and_not_by_its_mean(tmp_path: Path) 
         row("diffprune-diverse", 97.5),
         row("gumbel_ste", 95.8),
     ]
-    found = comparison.summaries(rows, 64)
-    assert comparison.next_best(found) == "gots"  # neither a bound nor an ablation of ours
-    paired, unpaired = (comparison.difference(found, name, "gots") for name in ("diffprune-diverse", "diffprune-paper"))
-    assert paired == comparison.Found(3.5, 2.0, 5.0) and comparison.verdict(paired, 4.0) == "agrees"
+    found = measured.summaries(rows, 64)
+    assert measured.next_best(found) == "gots"  # neither a bound nor an ablation of ours
+    paired, unpaired = (measured.difference(found, name, "gots") for name in ("diffprune-diverse", "diffprune-paper"))
+    assert paired == measured.Found(3.5, 2.0, 5.0) and comparison.verdict(paired, 4.0) == "agrees"
     assert comparison.verdict(paired, 8.1) == "same sign"
     assert unpaired is not None and unpaired.value == pytest.approx(2.0) and unpaired.low == pytest.approx(2 - 0.5**0.5)
-    narrow = comparison.difference(found, "diffprune-paper", "gumbel_ste")
+    narrow = measured.difference(found, "diffprune-paper", "gumbel_ste")
     assert narrow is not None and narrow.value > 0 and comparison.verdict(narrow, 1.0) == "not shown"
-    behind = comparison.difference(found, "gots", "diffprune-diverse")
+    behind = measured.difference(found, "gots", "diffprune-diverse")
     assert behind is not None and comparison.verdict(behind, 1.4) == "opposite"
-    kept = comparison.Found(97.5, 97.0, 98.0)
+    kept = measured.Found(97.5, 97.0, 98.0)
     assert [comparison.reaches(kept, printed) for printed in (96.5, 97.6, 99.0)] == ["more", "agrees", "less"]
     write_results(tmp_path / "scarce_methods.json", name="scarce_methods", rows=rows, notes="a trial", commit="abc1234")
     said = comparison.about_paper(tmp_path)
@@ -199,9 +199,9 @@ def test_a_difference_that_holms_correction_does_not_hold_is_marked(tmp_path: Pa
         rows = [row("diffprune", 99.0, **over), row("diffprune-scale", 97.0, **lead, lead_holds=is_held)]
         write_results(tmp_path / "scarce_ablation.json", name="x", rows=rows, notes="a trial", commit="abc1234")
         assert f"| 2.0 (1.0 to 3.0) | - / {word} |" in comparison.about_table5(tmp_path)
-    behind = comparison.difference({one["method"]: one for one in rows}, "diffprune-scale", "diffprune")
+    behind = measured.difference({one["method"]: one for one in rows}, "diffprune-scale", "diffprune")
     assert behind is not None and behind.low == -3.0 and comparison.verdict(behind, 1.0) == "opposite\\*"
-    assert comparison.verdict(comparison.Found(0.2, 0.0, 0.4, is_held=False), 0.1) == "not shown"
+    assert comparison.verdict(measured.Found(0.2, 0.0, 0.4, is_held=False), 0.1) == "not shown"
 
 
 def test_a_part_that_is_measured_later_takes_its_place(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diffprune.config import Recipe, RunConfig, is_diffprune, recipe_values
+from diffprune.config import RunConfig
 from diffprune.evaluate.answers import Entry
 from diffprune.evaluate.downscale import DOWNSCALE, require_forms
 from diffprune.evaluate.rows import Origins, place_of
@@ -16,6 +16,7 @@ from diffprune.loading import load_base
 from diffprune.methods.base import NEEDS, Pruner
 from diffprune.methods.options import deployed_as, is_choice_of, parse_method, require_weights
 from diffprune.model import PrunedVLM
+from diffprune.recipes import Recipe, is_diffprune, recipe_values
 from diffprune.types import Budget
 
 THROTTLED = "-throttled"  # behind the label of a pruner that is run as in training

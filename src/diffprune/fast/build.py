@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
 
-from diffprune.backbones.base import Backbone, with_needs
+from diffprune.backbones.base import Backbone
 from diffprune.backbones.prompts import Batch
 from diffprune.fast import verify
 from diffprune.fast.buckets import Bucket, CacheStore, num_columns
-from diffprune.fast.choice import Choose, choose_by_score, choose_diverse, take
 from diffprune.fast.cuts import Cuts, count_before_layers, cuts_of
 from diffprune.fast.decoder import Decoder, Unsupported, in_eight_bits, read_decoder
 from diffprune.fast.graphs import Compiler, frozen_heap, is_out_of_memory, on_device
@@ -22,12 +20,10 @@ from diffprune.fast.newlines import NewlineSplicer
 from diffprune.fast.options import CompileOptions, CompileReport
 from diffprune.fast.pictures import Chooser, Picture, Splicer, repeat_batch
 from diffprune.fast.precision import why_not_eight_bits
+from diffprune.fast.static_choice import static_choice
 from diffprune.fast.towers import BlockParts, Tower, tower_class
 from diffprune.fast.vision import Blocks, FastScorer
-from diffprune.methods.base import ScoringPruner
-from diffprune.methods.diffprune_diverse import DiffPruneDiverse
 from diffprune.nn.scorer import Scorer
-from diffprune.types import VisualTokens
 
 
 class Builder:
@@ -340,7 +336,8 @@ class Builder:
         """The choice of k tokens of each of those pictures."""
         picture = self.pictures[key]
         with self.timed("prune"):
-            chooser = Chooser.build(picture, k, self.choice(picture.tokens, k), capture=self.capture)
+            choose = static_choice(self.vlm, picture.tokens, k, scorer=self.scorer, compiler=self.vision_compiler)
+            chooser = Chooser.build(picture, k, choose, capture=self.capture)
             if chooser.prune is not None:
                 chooser.prune.warm_up(self.pool)
         self.choosers[(*key, k)] = chooser
@@ -368,9 +365,8 @@ class Builder:
 
     def encodes_as_the_reference(self, picture: Picture, batch: Batch) -> bool:
         """Whether the tower as functions gives the stock tower's features; reported once where it does not."""
-        noisy = verify.noisy_pixels(
-            batch
-        )  # of a grey picture all patches and tiles are alike, and no mistake would show
+        # Of a grey picture all patches and tiles are alike, and no mistake would show.
+        noisy = verify.noisy_pixels(batch)
         picture.pixels.copy_(noisy.features["pixel_values"])
         picture.encode()
         if verify.close(picture.encoded.x, self.vlm.encode(noisy).x, limit=verify.MISTAKE):
@@ -381,39 +377,3 @@ class Builder:
             "encoder without it; such pictures are encoded by the reference code"
         )
         return False
-
-    def choice(self, tokens: VisualTokens, k: int) -> Choose | None:
-        """The method's choice as a function of static tensors; None where it needs more, or reads values back."""
-        method, backbone = self.vlm.method, self.backbone
-        if k == tokens.x.shape[1] or method.is_inside:
-            return None
-        if self.scorer is not None and isinstance(method, ScoringPruner | DiffPruneDiverse):
-            score, probe = self.scorer.fix(tokens), verify.varied(tokens)
-            by_hidden = isinstance(method, DiffPruneDiverse) and method.options.features == "scorer"
-            read = self.scorer.fix_both(tokens) if by_hidden else lambda x: (score(x), None)
-            if verify.close(read(probe.x)[0], method.score(probe), limit=verify.rounding(self.dtype)):
-                if isinstance(method, ScoringPruner):
-                    return choose_by_score(score, k, self.vision_compiler)
-                return choose_diverse(read, method, tokens, k, self.vision_compiler)
-        if "text" in method.needs or not method.is_exact:
-            return None
-
-        def current() -> VisualTokens:
-            return with_needs(backbone, Batch(features={}), tokens, method.needs & {"projected"})
-
-        def own_choice(x: Tensor, into: tuple[Tensor, Tensor, Tensor]) -> None:
-            if method.is_merging:
-                kept, keep = method.deploy(current(), k)
-            else:
-                keep = method.choose(current(), k).keep
-                kept = take(x, keep)
-            into[0].copy_(keep)
-            into[1].copy_(kept)
-
-        choose: Choose = own_choice
-        if isinstance(method, ScoringPruner):
-            choose = choose_by_score(lambda x: method.score(current()), k, self.vision_compiler)
-        alone = verify.depends_on_features_alone(method, current(), k)
-        if not alone or (self.capture and not verify.capturable(choose, tokens.x, k, warn=self.vlm._say_once)):
-            return None
-        return choose
