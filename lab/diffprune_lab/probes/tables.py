@@ -62,13 +62,14 @@ def about_any_budget(results: Path) -> str:
 
 
 def about_throttled(results: Path) -> str:
-    """Ours with tokens throttled and with tokens dropped, by budget, and the difference."""
+    """Ours and its ablations with tokens throttled and with tokens dropped, by budget, and the difference."""
 
     def table(rows: Sequence[Row]) -> list[Row]:
+        throttled = dict.fromkeys(row["method"] for row in rows if row["method"].endswith(THROTTLED))
         lines = []
         for keep in budgets(rows):
             found = summaries(rows, keep)
-            for name in (OURS, f"{OURS}-paper"):
+            for name in (name.removesuffix(THROTTLED) for name in throttled):
                 gap = difference(found, name + THROTTLED, name)
                 if gap is not None:
                     lines.append({
