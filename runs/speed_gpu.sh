@@ -38,18 +38,18 @@ run_part() {
         SECONDS_LEFT=220 runs/gpu_tests.sh "$out" 8 tests/fast
         ;;
     llava) # [70] LLaVA-1.5-7B, 576 to 64: top-K and the diverse choice.
-        profile 70 --backbone llava-1.5-7b --methods full,diffprune,diffprune-diverse --keep 64 --out "$out/ttft_speed.json"
+        profile 70 --backbone llava-1.5-7b --methods full,diffprune,diffprune-diverse --keep 64 --kernels 14 --out "$out/ttft_speed.json"
         ;;
     batch) # [60] The same, 32 prompts at once.
         profile 60 --backbone llava-1.5-7b --methods full,diffprune --keep 64 --batch 32 --append --out "$out/ttft_speed.json"
         ;;
     fp8) # [60 + 60] The same in 8 bits, and how far logits are off in 16 and in 8 bits.
-        profile 60 --backbone llava-1.5-7b --methods full,diffprune --keep 64 --precision fp8 --append --out "$out/ttft_speed.json"
+        profile 60 --backbone llava-1.5-7b --methods full,diffprune --keep 64 --precision fp8 --kernels 14 --append --out "$out/ttft_speed.json"
         # shellcheck disable=SC2086
         timeout 60 "$python" -m diffprune.speed.precision --backbone llava-1.5-7b ${SIZE:-} --commit "$commit" --out "$out/fp8.json" 2>&1 | tail -n 3
         ;;
     next) # [80] LLaVA-NeXT-7B, 2,880 to 640, 320 and 160.
-        profile 80 --backbone llava-next-7b --methods full,diffprune --keep "${NEXT_KEEP:-320,640,160}" --image 672x672 --out "$out/ttft_next.json"
+        profile 80 --backbone llava-next-7b --methods full,diffprune --keep "${NEXT_KEEP:-320,640,160}" --image 672x672 --kernels 14 --out "$out/ttft_next.json"
         ;;
     qwen) # [90] Qwen2.5-VL-7B, 1,296 to 144, and the kernels that its tower and scorer spend their time in.
         profile 90 --backbone qwen2.5-vl-7b --methods "full,diffprune,diffprune[groups=merged]" --keep 0.1111 --image 1008x1008 --kernels 14 --out "$out/ttft_qwen_speed.json"
