@@ -91,7 +91,23 @@ def test_logits_that_no_rounding_explains_are_not_used(
     with caplog.at_level(logging.WARNING, logger="diffprune"):
         vlm = compiled("llava", "feature_norm", precision="fp8")
     assert f"precision='fp8' is left out, and the model's own is used: logits are off by {error:.2g}" in caplog.text
+    assert "more than max_logit_error=0.5" in caplog.text
     assert vlm.fast.report.precision == "float32" and not isinstance(vlm.fast.decoder.weights.layers[0].out, Scaled)
+
+
+@pytest.mark.usefixtures("eight_bits")
+def test_who_compiles_says_how_far_off_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "logit_error", lambda *_: 0.7)
+    assert compiled("llava", "feature_norm", precision="fp8", max_logit_error=float("inf")).fast.report.precision == "fp8"
+    assert compiled("llava", "feature_norm", precision="fp8", max_logit_error=0.7).fast.report.logit_error == 0.7
+    monkeypatch.setattr(verify, "logit_error", lambda *_: float("nan"))
+    assert compiled("llava", "full", precision="fp8", max_logit_error=float("inf")).fast.report.precision == "float32"
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "0.5", float("nan")])
+def test_a_limit_that_is_no_number_above_0_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="is no number above 0; give one, as 0.5"):
+        compiled("llava", max_logit_error=value)
 
 
 @pytest.mark.usefixtures("eight_bits")

@@ -108,8 +108,8 @@ class Builder:
         with self.timed("weights"):
             before, self.decoder = self.decoder, Decoder(in_eight_bits(self.decoder.weights), self.compiler)
             self.logit_error = verify.logit_error(self.backbone, self.decoder, before, self.store)
-        if not self.logit_error < verify.TOO_FAR:  # NaN too
-            reason = f"logits are off by {self.logit_error:.2g}"
+        if not self.logit_error <= (most := self.options.max_logit_error):  # NaN too
+            reason = f"logits are off by {self.logit_error:.2g}, more than max_logit_error={most:g}"
             self.vlm._say_once(f"precision='fp8' is left out, and the model's own is used: {reason}")
             self.decoder, self.precision, self.logit_error = before, "model", None
 

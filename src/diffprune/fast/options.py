@@ -29,6 +29,7 @@ class CompileOptions:
         compile_layers: Use `torch.compile` on a GPU.
         autotune: Let it try more kernels for tower and scorer.
         precision: Of the decoder's linear maps: "model" (as they are), or "fp8" on cards that have such products.
+        max_logit_error: How far logits in fewer bits may be off (see `CompileReport`); beyond it "model" is used.
         on_demand: Shapes (picture sizes, budgets, buckets) that may be made on first use, beside those named.
         share: The `FastPath` of another method around the same base model, whose weights and compiled code are used.
     """
@@ -42,6 +43,7 @@ class CompileOptions:
     compile_layers: bool = True
     autotune: bool = False
     precision: str = "model"
+    max_logit_error: float = 0.5  # beyond that it is no rounding
     on_demand: int = 8
     share: Any = None
 
@@ -80,6 +82,8 @@ def read_options(given: dict[str, Any]) -> CompileOptions:
             check_positive(name, value)
         if name == "precision" and value not in PRECISIONS:
             raise ValueError(f"precision={value!r} is not known; give {' or '.join(map(repr, PRECISIONS))}")
+        if name == "max_logit_error" and (isinstance(value, bool) or not isinstance(value, Real) or not value > 0):
+            raise ValueError(f"max_logit_error={value!r} is no number above 0; give one, as 0.5")
         if name == "on_demand" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise ValueError(f"on_demand={value!r} is no number of shapes; give 0 or more")
     return CompileOptions(**given)

@@ -21,7 +21,6 @@ PROBE = "What does the sign say?"
 # Compiled against plain: convolutions in float32 may run in TF32, so less than in `rounding` is asked; what a compiler
 # gets wrong is off by whole deviations.
 MISTAKE = 5e-2
-TOO_FAR = 0.5  # of logits in 8 bits: beyond that it is no rounding
 
 
 class Miscompiled(RuntimeError):
