@@ -98,7 +98,9 @@ def test_logits_that_no_rounding_explains_are_not_used(
 @pytest.mark.usefixtures("eight_bits")
 def test_who_compiles_says_how_far_off_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "logit_error", lambda *_: 0.7)
-    assert compiled("llava", "feature_norm", precision="fp8", max_logit_error=float("inf")).fast.report.precision == "fp8"
+    assert (
+        compiled("llava", "feature_norm", precision="fp8", max_logit_error=float("inf")).fast.report.precision == "fp8"
+    )
     assert compiled("llava", "feature_norm", precision="fp8", max_logit_error=0.7).fast.report.logit_error == 0.7
     monkeypatch.setattr(verify, "logit_error", lambda *_: float("nan"))
     assert compiled("llava", "full", precision="fp8", max_logit_error=float("inf")).fast.report.precision == "float32"
@@ -106,7 +108,7 @@ def test_who_compiles_says_how_far_off_they_may_be(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("value", [0, -1, True, "0.5", float("nan")])
 def test_a_limit_that_is_no_number_above_0_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="is no number above 0; give one, as 0.5"):
+    with pytest.raises(ValueError, match=r"is no number above 0; give one, as 0\.5"):
         compiled("llava", max_logit_error=value)
 
 

@@ -68,6 +68,11 @@ class DecoderWeights:
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     own_bytes: int  # of private copies
 
+    @property
+    def in_eight_bits(self) -> bool:
+        """Whether maps of its layers are in 8 bits."""
+        return any(isinstance(each, Scaled) for each in (*self.layers[0].qkv, self.layers[0].down))
+
 
 def read_decoder(model: Any, language_model: Any, *, fuse: bool) -> DecoderWeights:
     """The weights of a language model in the layout of the fast path; `fuse` makes private copies of some.
@@ -357,7 +362,18 @@ class Decoder:
             segments: Layers that hold the same tokens, and the column of their caches the new token goes to.
         """
         residual = self.weights.embed(token[:, None])
-        branch = torch.zeros_like(residual)
+        residual, branch = self.step_layers(residual, torch.zeros_like(residual), positions, segments, cache)
+        return self.logits_at(residual, branch, torch.zeros_like(token))
+
+    def step_layers(
+        self,
+        residual: Float[Tensor, "B 1 L"],
+        branch: Float[Tensor, "B 1 L"],
+        positions: Int[Tensor, "*R B 1"],
+        segments: list[tuple[range, Int[Tensor, " B"]]],
+        cache: list[Cache],
+    ) -> tuple[Float[Tensor, "B 1 L"], Float[Tensor, "B 1 L"]]:
+        """Some layers over one more token."""
         cos, sin = self.tables(residual, positions)
         for layers, column in segments:
             columns = torch.arange(cache[layers[0]].keys.shape[2], device=column.device)
@@ -365,4 +381,4 @@ class Decoder:
             for index in layers:
                 weights = self.weights.layers[index]
                 residual, branch = self._one_token(residual, branch, weights, cos, sin, *cache[index], column, seen)
-        return self.logits_at(residual, branch, torch.zeros_like(token))
+        return residual, branch

@@ -82,7 +82,9 @@ def read_options(given: dict[str, Any]) -> CompileOptions:
             check_positive(name, value)
         if name == "precision" and value not in PRECISIONS:
             raise ValueError(f"precision={value!r} is not known; give {' or '.join(map(repr, PRECISIONS))}")
-        if name == "max_logit_error" and (isinstance(value, bool) or not isinstance(value, Real) or not value > 0):
+        if name == "max_logit_error" and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not value > 0
+        ):
             raise ValueError(f"max_logit_error={value!r} is no number above 0; give one, as 0.5")
         if name == "on_demand" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise ValueError(f"on_demand={value!r} is no number of shapes; give 0 or more")

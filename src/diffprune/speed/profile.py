@@ -234,8 +234,8 @@ def make_ready(
         return vlm, batch, compiled
     if report.precision != settings.precision:
         raise ValueError(
-            f"precision {settings.precision!r} was left out, on this device or with these weights, and the log says why; "
-            "leave --precision out"
+            f"precision {settings.precision!r} was left out, on this device or with these weights, and the log says "
+            "why; leave --precision out"
         )
     return vlm, batch, compiled | {"logit_error": report.logit_error}
 
