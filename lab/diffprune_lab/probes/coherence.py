@@ -27,8 +27,9 @@ NAME = "coherence"
 KEY = ("backbone", "method", "keep", "moment")
 NOTE = (
     "cosine: mean over pairs of batches of the cosine between scorer gradients, error by jackknife over batches; "
-    "ratio: DiffPrune's over Gumbel-STE's, only where the latter exceeds two standard errors; diffprune_plain: without "
-    "the bridge, as the paper's; box: random tokens of the object's box"
+    "ratio: DiffPrune's over Gumbel-STE's, only where the intervals of both lie above 0, and at least the lower end of "
+    "the former over the upper end of the latter; diffprune_plain: without the bridge, as the paper's; box: random "
+    "tokens of the object's box"
 )
 
 
@@ -142,7 +143,7 @@ def _accuracy(bench: Bench, answer: Callable[[Encoded, Tensor], Tensor], name: s
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """Rows with mean, deviation and interval over seeds, and the ratio where its denominator is known to be above 0."""
+    """Rows with mean, deviation and interval over seeds, and the ratio where both cosines are known to be above 0."""
     done: list[Row] = []
     for row in sorted(rows, key=lambda row: ("moment" not in row, ORDER.index(row["backbone"]), row["method"])):
         summary: Row = {"n_seeds": len(row[SEEDS])}
@@ -157,16 +158,17 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     surrogate = {place_of(row): row for row in done if row["method"] == "gumbel_ste" and "moment" in row}
     for row in done:
         other = surrogate.get(place_of(row)) if row["method"] in ("diffprune", PLAIN) and "moment" in row else None
-        if other is not None and row["cosine"] > 0:
-            row |= compare(row["cosine"], other["cosine"], (other["ci95"][1] - other["ci95"][0]) / (2 * 1.96))
+        if other is not None:
+            row |= compare(row, other)
     return done
 
 
-def compare(ours: float, theirs: float, error: float) -> dict[str, float]:
-    """ours / theirs where theirs exceeds two standard errors; always what the ratio is at least, theirs at its most."""
-    found = {"ratio_at_least": ours / (theirs + 2 * error)} if theirs + 2 * error > 0 else {}
-    if theirs > 2 * error:
-        found["ratio"] = ours / theirs
+def compare(ours: Row, theirs: Row) -> dict[str, float]:
+    """What the ratio of cosines is at least, where ours is above 0; and the ratio, where theirs is too."""
+    (low, _), (least, most) = ours["ci95"], theirs["ci95"]
+    if low <= 0 or most <= 0:
+        return {}
+    found = {"ratio_at_least": low / most, "ratio": ours["cosine"] / theirs["cosine"] if least > 0 else math.inf}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

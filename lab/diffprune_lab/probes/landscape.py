@@ -4,6 +4,7 @@ Every point is the loss on the same pictures with the same noise; only the score
 and filter-normalised: each row of a weight matrix moves by its own norm at distance 1.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,8 @@ NAME = "landscape"
 KEY = ("backbone", "method", "tau")
 NOTE = (
     "variation: mean absolute change of the loss per step along a filter-normalised direction from -1 to 1, same noise "
-    "and batch; ratio: Gumbel-STE's over DiffPrune's at that temperature, mean over seeds; diffprune_plain: without "
-    "the bridge, as the paper's"
+    "and batch; ratio: Gumbel-STE's over DiffPrune's at that temperature, geometric mean over seeds; diffprune_plain: "
+    "without the bridge, as the paper's"
 )
 
 
@@ -133,10 +134,12 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         summary: Row = {"n_seeds": len(row[SEEDS]), "variation": mean, "variation_std": spread}
         other = surrogate.get((row["backbone"], row.get("moment")))
         if row["method"] != "gumbel_ste" and other is not None:
-            shared = [seed for seed in row[SEEDS] if seed in other[SEEDS] and row[SEEDS][seed]["variation"] > 0]
-            ratios = [other[SEEDS][seed]["variation"] / row[SEEDS][seed]["variation"] for seed in shared]
-            if ratios:
-                summary |= {"ratio": fmean(ratios), "ratio_std": mean_and_spread(ratios)[1], "ci95": interval(ratios)}
+            pairs = [
+                (other[SEEDS].get(seed, {}).get("variation", 0), of["variation"]) for seed, of in row[SEEDS].items()
+            ]
+            ratios = [math.log(theirs / ours) for theirs, ours in pairs if min(theirs, ours) > 0]
+            if ratios:  # in logs, where twice as much and half as much are as far from alike
+                summary |= {"ratio": math.exp(fmean(ratios)), "ci95": [math.exp(end) for end in interval(ratios)]}
         done.append({**row, **summary})
     return done
 

@@ -18,6 +18,9 @@ from diffprune.results import command_line, read_results, source_commit, write_r
 
 Row = dict[str, Any]
 SEEDS = "by_seed"
+NORMAL = 1.95996  # 95 % of a normal variable lie within so many deviations
+# Of Student's t, by degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +137,21 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 def interval(values: Sequence[float], errors: Sequence[float] = ()) -> list[float]:
     """A 95 % interval of the mean over seeds; `errors` are the standard errors within each seed.
 
-    Seeds share their pictures, so the error within a seed does not shrink with their number: both parts are added.
+    Seeds share their pictures, so the error within a seed does not shrink with their number: both parts are added. The
+    deviation of so few values as there are seeds is itself uncertain, so their part is as wide as Student's t makes it.
     """
     mean, spread = mean_and_spread(values)
     within = fmean(error**2 for error in errors) if errors else 0.0
-    half = 1.96 * math.sqrt(spread**2 / len(values) + within)
+    over_seeds = student(len(values) - 1) * spread / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    half = math.hypot(over_seeds, NORMAL * math.sqrt(within))
     return [mean - half, mean + half]
+
+
+def student(freedom: int) -> float:
+    """Within how many deviations 95 % of Student's t lie, to 0.2 %."""
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    return NORMAL + (NORMAL**3 + NORMAL) / (4 * freedom) + 2.8 / freedom**2  # its expansion
 
 
 def collect(row: Row, name: str) -> list[float]:

@@ -34,7 +34,7 @@ NAME = "temperature"
 NOTE = (
     "throttled loss of validation captions with logits of noise plus a contrast of 4 deviations between tokens of "
     "things and the others; slope: loss with things at the bottom minus loss with things on top, by batches of "
-    "four captions, with 1.96 standard errors; below 0 the loss asks for the wrong ranking; agreement: correlation of "
+    "four captions, with its 95 % interval; below 0 the loss asks for the wrong ranking; agreement: correlation of "
     "throttled and hard loss over rankings by random directions of the features"
 )
 CONTRAST = 4.0

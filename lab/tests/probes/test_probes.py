@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,10 +112,15 @@ def test_the_jackknife_error_is_the_spread_of_the_mean() -> None:
     assert float(errors.mean()) == pytest.approx(float(means.std()), rel=0.35)
 
 
-def test_a_ratio_is_given_only_above_two_standard_errors() -> None:
-    assert coherence.compare(0.8, 0.2, 0.05) == pytest.approx({"ratio": 4.0, "ratio_at_least": 0.8 / 0.3})
-    assert coherence.compare(0.8, 0.09, 0.05) == pytest.approx({"ratio_at_least": 0.8 / 0.19})
-    assert coherence.compare(0.8, -0.2, 0.05) == {}
+def test_a_ratio_is_given_only_where_both_cosines_are_above_0() -> None:
+    def cosine(value: float, half: float) -> dict[str, Any]:
+        return {"cosine": value, "ci95": [value - half, value + half]}
+
+    ours = cosine(0.8, 0.1)
+    assert coherence.compare(ours, cosine(0.2, 0.1)) == pytest.approx({"ratio": 4.0, "ratio_at_least": 0.7 / 0.3})
+    assert coherence.compare(ours, cosine(0.09, 0.1)) == pytest.approx({"ratio_at_least": 0.7 / 0.19})
+    assert coherence.compare(ours, cosine(-0.2, 0.1)) == {}
+    assert coherence.compare(cosine(0.8, 0.9), cosine(0.2, 0.1)) == {}
 
 
 # --- each probe -------------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """The command: files, resuming, time, mistakes."""
 
 import json
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from diffprune_lab.probes import run
 from diffprune_lab.probes.bench import LEARNED, Bench
 from diffprune_lab.probes.deit import CompiledDeiT, _compiled_block, load_deit, save_deit
 from diffprune_lab.probes.settings import SIZES
-from diffprune_lab.probes.store import Cell, Store, interval, mean_and_spread
+from diffprune_lab.probes.store import Cell, Store, interval, mean_and_spread, student
 from lab.tests.probes.parquet import write_photos
 
 
@@ -322,4 +324,14 @@ def test_an_interval_holds_both_kinds_of_error() -> None:
     assert mean_and_spread([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
     assert interval([5.0]) == [5.0, 5.0]
     low, high = interval([1.0, 3.0], [3.0, 3.0])
-    assert high - low == pytest.approx(2 * 1.96 * (1 + 9) ** 0.5)
+    assert (low + high) / 2 == pytest.approx(2.0)
+    assert high - low == pytest.approx(2 * math.hypot(12.706, 1.96 * 3), rel=1e-4)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 12, 40])
+def test_an_interval_over_few_seeds_holds_the_mean_as_often_as_it_says(seeds: int) -> None:
+    drawn = np.random.default_rng(seeds).normal(size=(20_000, seeds))
+    half = student(seeds - 1) * drawn.std(-1, ddof=1) / seeds**0.5
+    assert (abs(drawn.mean(-1)) < half).mean() == pytest.approx(0.95, abs=0.005)
+    low, high = interval(drawn[0].tolist())
+    assert high - low == pytest.approx(2 * half[0])
