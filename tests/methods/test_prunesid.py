@@ -20,7 +20,7 @@ from diffprune.methods.prunesid import (
     suppress,
 )
 from diffprune.types import VisualTokens
-from tests.methods.examples import kept
+from tests.methods.examples import kept, make_tokens
 from tests.methods.looks import never_looking
 
 
@@ -194,6 +194,14 @@ def test_the_randomised_components_follow_torch_s_seed() -> None:
 def test_native_needs_room_for_cls_and_a_group() -> None:
     with pytest.raises(ValueError, match="keep=3 leaves native PruneSID no group; it needs K of at least 4"):
         prunesid(native=True).select(structured(0, 12, 8), torch.tensor([3]))
+
+
+def test_native_leaves_room_for_cls_where_there_are_as_many_groups_as_k() -> None:
+    """Three groups of one image, in two of which a token may stay, beside an image of a larger K."""
+    method, tokens = prunesid(native=True, tokens_per_group=1, components="exact"), make_tokens((12, 12))
+    together = kept(method.select(tokens, torch.tensor([3, 10])))
+    alone = [kept(method.select(tokens.take([row]), torch.tensor([k])))[0] for row, k in ((0, 3), (1, 10))]
+    assert [len(row) for row in together] == [2, 9] and together == alone
 
 
 @pytest.mark.parametrize("option, value", [("components", "svd"), ("tokens_per_group", 0)])

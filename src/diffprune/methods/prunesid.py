@@ -294,14 +294,16 @@ def split_budget(
         survivors: How many of each group's own survive.
         k: The budget the caps are made for: 5 for every 64 of it, no more than survive, raised until they hold k.
     """
-    cap = raise_caps(survivors.clamp(max=5 * -(-column(k) // 64)), sizes, k)
+    cap, order = raise_caps(survivors.clamp(max=5 * -(-column(k) // 64)), sizes, k), heaviest(survivors)
     one = sizes.clamp(max=1)
+    if total is not k:  # there may be a group more than places
+        one = fill_up(torch.zeros_like(one), one, order, total)
     spare = (column(total) - one.sum(-1, keepdim=True)).clamp_(min=0)
     whole = (survivors.cumsum(-1) * spare).double()  # whole numbers up to the division, so that a half is a half
     borders = (whole / survivors.sum(-1, keepdim=True).clamp_(min=1)).round_().long()  # and goes to the even number
     quota = one + borders
     quota[:, 1:].sub_(borders[:, :-1])
-    return fill_up(torch.minimum(quota, cap), cap, heaviest(survivors), total)
+    return fill_up(torch.minimum(quota, cap), cap, order, total)
 
 
 def raise_caps(cap: Int[Tensor, "B G"], sizes: Int[Tensor, "B G"], k: Counts) -> Int[Tensor, "B G"]:
