@@ -15,7 +15,7 @@ from diffprune.backbones.windows import most_new_tokens, refuse_beyond_window, w
 from diffprune.inside.generate import generate
 from diffprune.inside.layers import run_layer
 from diffprune.inside.loop import dropped_states, masked_states
-from diffprune.losses import AnswerStates, add, cross_entropy, distance_from_full
+from diffprune.losses import AnswerStates, add, cross_entropy, distance_from_full, share_of
 from diffprune.memory import Memory
 from diffprune.methods.base import Kept, LayerPruner, Pruner, Restricted, TrainableLayerPruner
 from diffprune.ops.noise import Generators
@@ -55,25 +55,31 @@ class Decoder(ABC):
         tau: float | Tensor | None = None,
         generator: Generators = None,
         num_targets: int | Tensor | None = None,
+        num_prompts: int | None = None,
     ) -> tuple[Float[Tensor, ""], Tensor | None]:
         """The loss of the answers, and the weights the visual tokens had in it (None on the deployed path).
 
         Args:
             kept: What `lm` was made of; None where there is no picture.
             num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
+            num_prompts: Of which this batch's are a part; a method's penalty, a mean over prompts, weighs by that part.
         """
         if lm.labels is None:
             raise ValueError("the batch has no answers to learn from; make it with prepare(images, text, answers)")
         head = self.backbone.model.lm_head
         states = self.states(lm, k, tau=tau, generator=generator)
+        loss = cross_entropy(head, states, num_targets=num_targets)
         penalty, alpha = states.penalty, states.alpha
         if kept is not None:
             penalty, alpha = add(kept.penalty, penalty), kept.alpha if alpha is None else alpha
             if kept.distillation is not None:
                 with torch.no_grad():
                     full = masked_states(self.backbone, replace(lm, soft_mask=None))
-                penalty = add(penalty, distance_from_full(head, states, full, kept.distillation))
-        return cross_entropy(head, states, num_targets=num_targets, penalty=penalty), alpha
+                said, moved = distance_from_full(head, states, full, kept.distillation, num_targets=num_targets)
+                loss, penalty = loss + said, add(penalty, moved)
+        if penalty is not None:
+            loss = loss + share_of(penalty, lm.labels, num_targets, num_prompts)
+        return loss, alpha
 
 
 class StockDecoder(Decoder):

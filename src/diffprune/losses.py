@@ -35,9 +35,8 @@ def cross_entropy(
     states: AnswerStates,
     *,
     num_targets: int | Tensor | None = None,
-    penalty: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
-    """The answers' summed loss over `num_targets`, and a penalty with this batch's share of them.
+    """The answers' summed loss over `num_targets`.
 
     Args:
         head: Of the language model: hidden states to logits. It runs on answer positions alone.
@@ -52,27 +51,42 @@ def cross_entropy(
     logits = head(states.hidden.flatten(0, 1).index_select(0, places))
     wide = torch.promote_types(logits.dtype, torch.float32)
     total = F.cross_entropy(logits.to(wide), states.targets.flatten()[places], reduction="sum")
-    if penalty is not None:
-        total = total + penalty * wanted.sum()
     return total / (wanted.sum() if num_targets is None else num_targets)
 
 
-def distance_from_full(head: Any, states: AnswerStates, full: AnswerStates, weights: Distillation) -> Float[Tensor, ""]:
-    """How far a masked pass is from the one without masks: in what it says, and in the tokens it keeps."""
+def distance_from_full(
+    head: Any,
+    states: AnswerStates,
+    full: AnswerStates,
+    weights: Distillation,
+    *,
+    num_targets: int | Tensor | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """How far a masked pass is from the one without masks: in what it says, summed over `num_targets` as the answers'
+    own loss, and in the tokens it keeps, mean over each prompt's, then over prompts."""
     assert states.kept is not None
     wanted, kept = states.targets != -100, states.kept
     ours, theirs = (head(one.hidden[wanted]).float().log_softmax(-1) for one in (states, full))
-    answers = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
-    moved = (states.hidden[kept] - full.hidden[kept]).float().square().sum()
-    tokens = moved / (kept.sum().clamp(min=1) * states.hidden.shape[-1])
-    return weights.answers * answers + weights.tokens * tokens
+    answers = F.kl_div(ours, theirs, reduction="sum", log_target=True)
+    answers = answers / (wanted.sum() if num_targets is None else num_targets)
+    moved = (states.hidden - full.hidden).float().where(kept[..., None], 0.0).square().mean(-1)  # [B, T]
+    tokens = (moved.sum(-1) / kept.sum(-1).clamp(min=1)).mean()
+    return weights.answers * answers, weights.tokens * tokens
 
 
 def share_of(
-    loss: Float[Tensor, ""], labels: Int[Tensor, "B T"] | None, num_targets: int | Tensor | None
+    mean: Float[Tensor, ""],
+    labels: Int[Tensor, "B T"] | None,
+    num_targets: int | Tensor | None,
+    num_prompts: int | None,
 ) -> Float[Tensor, ""]:
-    """A loss that is a mean over images, with this batch's share of the answer tokens; default: all of them."""
-    return loss if num_targets is None or labels is None else loss * ((labels != -100).sum() / num_targets)
+    """A mean over prompts with this batch's share of all prompts, so that the parts of a global batch sum to its mean.
+
+    Where their number is not known the share of the answer tokens stands for it, or the batch is the whole.
+    """
+    if num_prompts is not None and labels is not None:
+        return mean * (len(labels) / num_prompts)
+    return mean if num_targets is None or labels is None else mean * ((labels != -100).sum() / num_targets)
 
 
 def add(total: Float[Tensor, ""] | None, more: Float[Tensor, ""] | None) -> Float[Tensor, ""] | None:

@@ -22,7 +22,7 @@ from diffprune.decoding import Decoder, make_decoder
 from diffprune.losses import share_of
 from diffprune.memory import Memory
 from diffprune.methods.base import Kept, Pruner, Restricted
-from diffprune.ops.arguments import checked_methods
+from diffprune.ops.arguments import LARGEST, checked_methods, shown
 from diffprune.ops.noise import Generators
 from diffprune.ops.transfer import to_device
 from diffprune.pretrained import SavedPruner
@@ -140,6 +140,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         hard: bool = False,
         tokens: VisualTokens | None = None,
         num_targets: int | Tensor | None = None,
+        num_prompts: int | None = None,
         remove_below: float = 0.0,
         return_alpha: bool = False,
     ) -> Any:
@@ -153,10 +154,14 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             hard: Drop instead of throttling: the loss of the deployed path, for validation.
             tokens: The batch's visual tokens, where they are encoded already.
             num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
+            num_prompts: All prompts of the global batch that this batch is a part of; what is a mean over prompts (a
+                method's penalty) gets this batch's share of them, else its share of the answer tokens.
             remove_below: Tokens with a weight below this leave the sequence, all but the K best; see `restriction`.
             return_alpha: Give the weights of the visual tokens too, as (loss, alpha). Rows are prompts where a method
                 chooses inside the language model; all are 1 where it learns from pictures alone.
         """
+        if num_prompts is not None and not 0 < num_prompts < LARGEST:
+            raise ValueError(f"num_prompts={shown(num_prompts)} is no number of prompts; give the global batch's")
         tokens = self.encode(batch) if tokens is None else tokens  # [B, N, D]
         k = self.counts(tokens, keep)  # [B]
         step: dict[str, Any] = {"tau": None} if hard else {"tau": tau, "generator": generator}
@@ -167,10 +172,11 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         else:
             tokens, kept = restrict(self.rule, tokens, k, remove_below=remove_below, **step)  # Eqs. 5, 6; Section 4.3
         if kept is not None and kept.own_loss is not None:  # a method that learns from pictures alone
-            loss, alpha = share_of(kept.own_loss, batch.labels, num_targets), kept.alpha
+            loss, alpha = share_of(kept.own_loss, batch.labels, num_targets, num_prompts), kept.alpha
         else:
             lm = self.splice(batch, tokens, kept)  # [B, T, L]
-            loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, num_targets=num_targets, **step)
+            whole = {"num_targets": num_targets, "num_prompts": num_prompts}
+            loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, **whole, **step)
         return (loss, alpha) if return_alpha else loss
 
     forward = loss

@@ -256,6 +256,7 @@ def public_calls(folder: Path) -> Iterator[Call]:
         "hard": "true, false",
         "tokens": "none",
         "num_targets": "1, none, 0-d tensor, numpy int, 2**63",
+        "num_prompts": "1, none",
         "remove_below": "0, 0.0",
         "return_alpha": "true, false",
     }.items():

@@ -69,6 +69,17 @@ def test_the_loss_is_repeated_by_its_generator_and_leaves_torch_s_own_numbers_al
     assert runs[0] == runs[1] != runs[2]
 
 
+def test_the_loss_of_a_batch_is_the_mean_of_its_pictures_losses() -> None:
+    method, tokens, budget = oc_vtp(decoder_depth=1), make_tokens(), torch.tensor([5, 3, 2])
+    method.start_training()
+
+    def loss(rows: list[int]) -> torch.Tensor:
+        drawn = [torch.Generator().manual_seed(row) for row in rows]
+        return method.own_loss(tokens.take(rows), budget[rows], generator=drawn)
+
+    torch.testing.assert_close(loss([0, 1, 2]), torch.stack([loss([row]) for row in range(3)]).mean())
+
+
 def test_the_gradient_reaches_every_weight_of_the_slots() -> None:
     method, tokens = oc_vtp(), make_tokens(filler=float("nan"))
     decoder = ReconstructionDecoder(16, method.slots.width, depth=1)

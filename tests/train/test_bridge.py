@@ -117,7 +117,7 @@ def test_the_gradient_is_that_of_what_is_run(tau: Any, remove_below: float) -> N
         assert parameter.grad.norm().item() == pytest.approx(slope, rel=5e-3)
 
 
-def test_a_methods_penalty_is_added_with_the_batchs_share_of_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_methods_penalty_is_added_with_the_batchs_share_of_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     vlm = build()
     batch = batch_of(vlm)
     plain = [vlm.loss(batch, generator=noise(), num_targets=number) for number in (None, 100)]
@@ -126,6 +126,10 @@ def test_a_methods_penalty_is_added_with_the_batchs_share_of_the_targets(monkeyp
     own = (batch.labels != -100).sum()
     torch.testing.assert_close(vlm.loss(batch, generator=noise()), plain[0] + 3.0)
     torch.testing.assert_close(vlm.loss(batch, generator=noise(), num_targets=100), plain[1] + 3.0 * own / 100)
+    shared = vlm.loss(batch, generator=noise(), num_targets=100, num_prompts=8)
+    torch.testing.assert_close(shared, plain[1] + 3.0 * len(batch.labels) / 8)
+    with pytest.raises(ValueError, match=r"num_prompts=0 .* is no number of prompts"):
+        vlm.loss(batch, num_prompts=0)
 
 
 def test_at_the_recipe_s_last_temperature_throttling_is_not_yet_dropping() -> None:

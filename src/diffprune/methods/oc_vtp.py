@@ -117,7 +117,7 @@ class OCVTP(SelfSupervisedPruner):
         k: Int[Tensor, " B"],
         generator: Generators = None,
     ) -> Float[Tensor, ""]:
-        """Squared error of the rebuilt tokens, weighted so that what small slots hold counts for more."""
+        """Squared error of the rebuilt tokens, what small slots hold counting for more; mean over images."""
         x, mask = _units(tokens), tokens.mask
         is_slot = _slots_in_use(k, int(k.max()))
         noise = draw_normal(x.new_zeros(*is_slot.shape, self.slots.width), is_slot, generator)
@@ -126,7 +126,7 @@ class OCVTP(SelfSupervisedPruner):
         rebuilt = decoder(x, order, slots, is_slot)
         weights = area_weights(attention.detach(), k, mask)
         error = (rebuilt - x).square().mean(-1)  # [B, N]
-        return (weights * error).sum() / weights.sum()
+        return ((weights * error).sum(-1) / weights.sum(-1).clamp(min=1e-8)).mean()  # no image weighs by its neighbours
 
 
 class SlotAttention(nn.Module):

@@ -38,6 +38,7 @@ class Objective(nn.Module):
         tau: float,
         num_targets: Float[Tensor, ""],
         *,
+        num_prompts: int | None = None,
         kind: LossKind = "throttled",
         batch: Batch | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -46,6 +47,7 @@ class Objective(nn.Module):
         Args:
             step: Noise and budgets are drawn from it, the seed and the sample.
             num_targets: Answer tokens of the global batch.
+            num_prompts: Its samples.
             kind: "throttled" as in training; "hard": drop as in deployment; "random": drop as many at random.
             batch: The samples as the model takes them, where that is done already.
         """
@@ -73,6 +75,7 @@ class Objective(nn.Module):
             keep=counts,
             generator=noise,
             num_targets=num_targets,
+            num_prompts=num_prompts,
             remove_below=config.remove_below,
             return_alpha=True,
         )

@@ -247,8 +247,8 @@ class Trainer:
         accelerator, state, schedule = self.accelerator, self.state, self.schedule
         step, tau = state.step, schedule.tau(state.step)
         broken = [row for part in parts for row in part.broken]
-        num_targets = sum(part.num_targets for part in parts)
-        targets, num_broken, num_asked = self.sum_up(num_targets, len(broken), int(stop))
+        num_targets, num_samples = sum(part.num_targets for part in parts), sum(len(part.samples) for part in parts)
+        targets, samples, num_broken, num_asked = self.sum_up(num_targets, num_samples, len(broken), int(stop))
         if num_broken:
             self._count_broken(gather_object(broken) if accelerator.num_processes > 1 else broken)
         if not targets:
@@ -258,12 +258,14 @@ class Trainer:
         for index, part in enumerate(parts):
             last = index == len(parts) - 1
             with nullcontext() if last else accelerator.no_sync(self.objective):
-                loss, entropy = self.objective(part.samples, step, tau, divisor, batch=part.batch)
+                loss, entropy = self.objective(
+                    part.samples, step, tau, divisor, num_prompts=int(samples), batch=part.batch
+                )
                 # Gradients are averaged over processes, and this is a sum over all samples.
                 accelerator.backward(loss * accelerator.num_processes)
             loss_sum = loss_sum + loss.detach().double()
             entropy_sum = entropy_sum + entropy.double()
-        sums = self._summed(loss_sum, entropy_sum, sum(len(part.samples) for part in parts))
+        sums = self._summed(loss_sum, entropy_sum, num_samples)
         lr, clip = schedule.lr(step), accelerator.clip_grad_norm_
         norm = descend(self.optimizer, self.trained, self.config.optim, state, lr=lr, clip=clip)
         self.optimizer.zero_grad()

@@ -41,7 +41,9 @@ def held_out_losses(
         for start in range(0, most, size):
             for kind in sums:
                 with accelerator.autocast():
-                    sums[kind] += objective(mine[start : start + size], FIXED, tau, divisor, kind=kind)[0].double()
+                    part = mine[start : start + size]
+                    loss, _ = objective(part, FIXED, tau, divisor, num_prompts=len(samples), kind=kind)
+                    sums[kind] += loss.double()
     finally:
         objective.train()
     losses = total(*sums.values())
