@@ -28,8 +28,9 @@ def test_relevance_is_to_the_nearest_word() -> None:
 
 def test_a_prompt_without_words_finds_all_equally_relevant() -> None:
     projected = plane(0, 45, 90)
-    tokens = VisualTokens(x=projected, projected=projected, text=plane(0), text_mask=torch.tensor([[False]]))
-    assert text_relevance(tokens).tolist() == [[1.0, 1.0, 1.0]]
+    for text, mask in ((plane(0), torch.tensor([[False]])), (plane(0)[:, :0], None)):
+        tokens = VisualTokens(x=projected, projected=projected, text=text, text_mask=mask)
+        assert text_relevance(tokens).tolist() == [[1.0, 1.0, 1.0]]
 
 
 def test_two_heaps_are_two_clusters() -> None:

@@ -59,8 +59,9 @@ def text_relevance(tokens: VisualTokens) -> Float[Tensor, "B N"]:
     projected, text = projected_and_text(tokens, "text_cluster")
     cosines = cosine_matrix(projected.float(), text.float())  # [B, N, M]
     if tokens.text_mask is not None:
-        cosines = cosines.masked_fill(~tokens.text_mask.unsqueeze(1), -1.0)  # a prompt without text ranks nothing
-    return unit_range(cosines.amax(-1), tokens.mask)
+        cosines = cosines.masked_fill(~tokens.text_mask.unsqueeze(1), -1.0)
+    nearest = torch.nn.functional.pad(cosines, (0, 1), value=-1.0).amax(-1)  # a prompt without text ranks nothing
+    return unit_range(nearest, tokens.mask)
 
 
 def density_peaks(
