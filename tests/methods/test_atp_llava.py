@@ -94,7 +94,7 @@ def test_training_masks_a_token_by_its_softer_threshold_and_pays_for_depth_and_d
     torch.testing.assert_close(decision.soft_mask, expected)
     # Cuts of 4 layers: 1, 2 and 3; layer 1 is at depth 8 of 32.
     share = expected.sum() / 4
-    torch.testing.assert_close(decision.penalty, 0.05 * 8 * share + 0.2 * (share - 0.5).abs() / 3)
+    torch.testing.assert_close(decision.penalty, (0.05 * 8 * share + 0.2 * (share - 0.5).abs() / 3)[None])
     weaker = method.decide(
         dataclasses.replace(state(), soft_mask=torch.tensor([[1.0, 1.0, 0.9, 0.6]])), torch.tensor([2]), tau=1.0
     )

@@ -40,7 +40,7 @@ def test_a_step_draws_a_choice_and_weighs_its_share_a_hundredfold() -> None:
     decision = method.decide(some, k, tau=0.5, generator=torch.Generator().manual_seed(0))
     assert set(decision.soft_mask.unique().tolist()) <= {0.0, 1.0} and (decision.soft_mask[~valid] == 0).all()
     torch.testing.assert_close(decision.penalty, 100.0 * ratio_penalty(decision.soft_mask, k, valid))
-    decision.penalty.backward()  # type: ignore[union-attr]
+    decision.penalty.sum().backward()  # type: ignore[union-attr]
     assert all(weight.grad is not None for weight in method.predictor.parameters())
 
 

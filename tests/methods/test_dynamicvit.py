@@ -31,7 +31,7 @@ def test_the_penalty_is_the_squared_distance_of_the_shares() -> None:
     chosen = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
     # Row 0 keeps 3 of 4 and should keep 1: (3/4 - 1/4)^2 = 1/4. Row 1 keeps 1 of 2 and should keep 2: 1/4.
-    assert ratio_penalty(chosen, torch.tensor([1, 2]), mask).item() == 0.25
+    assert ratio_penalty(chosen, torch.tensor([1, 2]), mask).mean().item() == 0.25
 
 
 def test_each_token_is_drawn_by_its_own_odds() -> None:
@@ -56,7 +56,7 @@ def test_training_leaves_the_tokens_as_they_are_and_hides_some() -> None:
     restricted = method.restrict(tokens, K, tau=0.1)
     assert restricted.soft_mask is not None and torch.equal(restricted.soft_mask, restricted.alpha)
     assert torch.equal(restricted.x[tokens.mask], tokens.x[tokens.mask])
-    torch.testing.assert_close(restricted.penalty, 3.0 * ratio_penalty(restricted.alpha, K, tokens.mask))
+    torch.testing.assert_close(restricted.penalty, 3.0 * ratio_penalty(restricted.alpha, K, tokens.mask).mean())
     assert restricted.distillation == Distillation(0.5, 0.0)
     assert dynamicvit(answer_weight=0.0, token_weight=0.0).restrict(tokens, K, tau=1.0).distillation is None
 

@@ -47,7 +47,7 @@ def test_what_the_glimpse_token_looks_at_decides() -> None:
         method.token.data *= scale
         with torch.no_grad():
             stream, prompt = start(vlm.backbone, lm)
-            stream = with_glimpse(stream, prompt, method)
+            stream = with_glimpse(stream, prompt, method, torch.tensor([True]))
             stack, entered = vlm.backbone.language_model, None
             for index in range(method.cut(3)):
                 entered = entering(stream, method, index)

@@ -69,14 +69,16 @@ def test_a_few_steps_lower_the_loss_and_change_the_method_alone(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", [*LEARNED, "dynamicvit[token_weight=0.5]", "gumbel_ste[choice=token]"])
-def test_the_loss_of_a_batch_is_the_sum_of_its_parts(name: str) -> None:
+@pytest.mark.parametrize("keep", [(4, 7), (4, 16)], ids=str)
+def test_the_loss_of_a_batch_is_the_sum_of_its_parts(name: str, keep: tuple[int, int]) -> None:
+    """Beside a picture that keeps all of its 16 tokens too."""
     vlm = learner(name)
     for parameter in vlm.method.parameters():
         torch.nn.init.normal_(parameter, mean=0.05, std=0.2)
 
     def loss(part: slice) -> torch.Tensor:
         batch = vlm.prepare(pictures()[part], QUESTIONS[part], ANSWERS[part])
-        return vlm.loss(batch, keep=torch.tensor([4, 7][part]), generator=noise()[part], num_targets=9, num_prompts=2)
+        return vlm.loss(batch, keep=torch.tensor(keep[part]), generator=noise()[part], num_targets=9, num_prompts=2)
 
     torch.testing.assert_close(loss(slice(0, 2)), loss(slice(0, 1)) + loss(slice(1, 2)), rtol=1e-5, atol=1e-5)
 

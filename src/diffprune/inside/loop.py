@@ -83,7 +83,8 @@ def run_layers(
     if method is not None and k is not None:
         plan = plan_stages(method, num_layers, lm.visual.sum(-1), k)
         if any(has_more(stream, left) for left in plan.values()):
-            stream = with_glimpse(stream, prompt, method)
+            loses = torch.stack([stream.visual.sum(-1) > left for left in plan.values()]).any(0)
+            stream = with_glimpse(stream, prompt, method, loses)
     soft_mask = None if lm.soft_mask is None else lm.soft_mask.float().gather(1, stream.source)
     tables: Any = None  # rotary tables and mask are made anew where the sequence is another
     mask, is_new = None, True
@@ -98,10 +99,11 @@ def run_layers(
                 stream = run_routed(decoder, first, stream, state.visual, answer, cache)
                 first += 1
             elif isinstance(answer, Decision):
-                # A prompt that may keep all its tokens loses none.
-                weights = torch.where((plan[first] < count)[:, None], answer.soft_mask, 1.0)
+                loses = plan[first] < count  # a prompt that may keep all its tokens loses none, and pays for none
+                weights = torch.where(loses[:, None], answer.soft_mask, 1.0)
                 soft_mask = multiply_at(all_ones(stream) if soft_mask is None else soft_mask, state.visual, weights)
-                penalty = add(penalty, answer.penalty)
+                paid = None if answer.penalty is None else answer.penalty.where(loses, 0.0).mean()
+                penalty = add(penalty, paid)
                 is_new = True
             else:
                 cut = answer if isinstance(answer, Cut) else Cut(answer)

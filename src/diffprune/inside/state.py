@@ -157,9 +157,9 @@ class Decision(NamedTuple):
     Args:
         soft_mask: How much the others attend to each visual token from here on, from 0 to 1.
         logits: The scores behind it.
-        penalty: Added to the loss.
+        penalty: Of each prompt; their mean is added to the loss. One that loses no token pays none.
     """
 
     soft_mask: Float[Tensor, "B M"]
     logits: Float[Tensor, "B M"]
-    penalty: Float[Tensor, ""] | None = None
+    penalty: Float[Tensor, " B"] | None = None

@@ -162,18 +162,19 @@ def columns_left(stream: Stream, columns: Int[Tensor, "B K"]) -> tuple[Int[Tenso
     return content.gather(1, order), valid
 
 
-def with_glimpse(stream: Stream, prompt: Prompt, method: LayerPruner) -> Stream:
-    """The sequence with the method's own token behind each prompt, still empty, where the method has one.
+def with_glimpse(stream: Stream, prompt: Prompt, method: LayerPruner, loses: Bool[Tensor, " B"]) -> Stream:
+    """The sequence with the method's own token behind each prompt that loses some, still empty, where it has one.
 
     Nothing of the prompt attends to it, and a cut takes it away. It stands where the first word of the answer will.
     """
     if method.glimpse(0) is None:
         return stream
-    at = last_column(stream, prompt)[:, None] + 1  # [B, 1]
-    columns = torch.arange(stream.valid.shape[1] + 1, device=at.device)
+    width = stream.valid.shape[1]
+    at = torch.where(loses, last_column(stream, prompt) + 1, width)[:, None]  # [B, 1]; padding where nothing is lost
+    columns = torch.arange(width + 1, device=at.device)
     order = torch.where(columns < at, columns, columns - 1)  # at its own place, that of the last prompt token
-    is_own = columns == at
-    wide = stream.take(order, stream.valid.gather(1, order) | is_own)
+    is_own = (columns == at) & loses[:, None]
+    wide = stream.take(order, stream.valid.gather(1, order) & (columns != at) | is_own)
     return replace(
         wide,
         hidden=wide.hidden.masked_fill(is_own[..., None], 0.0),

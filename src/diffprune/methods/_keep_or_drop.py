@@ -58,10 +58,10 @@ def draw_keep(
     return gumbel_keep(log_probs, tau=tau, noise=noise).masked_fill(~mask, 0.0)
 
 
-def ratio_penalty(chosen: Float[Tensor, "B N"], k: Int[Tensor, " B"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, ""]:
-    """Squared distance of the share that is kept from K / N, mean over rows."""
+def ratio_penalty(chosen: Float[Tensor, "B N"], k: Int[Tensor, " B"], mask: Bool[Tensor, "B N"]) -> Float[Tensor, " B"]:
+    """Squared distance of the share that is kept from K / N, of each row."""
     count = mask.sum(-1).clamp(min=1)
-    return (chosen.sum(-1) / count - k / count).square().mean()
+    return (chosen.sum(-1) / count - k / count).square()
 
 
 def log_odds(log_probs: Float[Tensor, "B N 2"]) -> Float[Tensor, "B N"]:

@@ -152,7 +152,7 @@ class ATPLLaVA(TrainableLayerPruner):
         share = (left * valid).sum(-1) / count  # of the tokens, after this cut
         depth = state.layer * RELEASE_DEPTH / self.language.layers
         distance = (share - k / count).abs() / len(self.thresholds)
-        penalty = (options.depth_weight * depth * share + options.target_weight * distance).mean()
+        penalty = options.depth_weight * depth * share + options.target_weight * distance
         return Decision(soft_mask, torch.maximum(*above), penalty)
 
 

@@ -218,9 +218,9 @@ class ConditionedBlock(nn.Module):
 
 def region_loss(
     logits: Float[Tensor, "B M"], wanted: Bool[Tensor, "B M"], mask: Bool[Tensor, "B M"], cross_weight: float
-) -> Float[Tensor, ""]:
-    """Dice loss plus the weighted binary cross-entropy, each mean over a row's tokens, then over rows."""
+) -> Float[Tensor, " B"]:
+    """Dice loss plus the weighted binary cross-entropy, mean over a row's tokens, of each row."""
     share, target = logits.sigmoid() * mask, wanted.to(logits.dtype)
     dice = 1 - (2 * (share * target).sum(-1) + 1) / (share.sum(-1) + target.sum(-1) + 1)
     cross = functional.binary_cross_entropy_with_logits(logits, target, reduction="none") * mask
-    return (dice + cross_weight * cross.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+    return dice + cross_weight * cross.sum(-1) / mask.sum(-1).clamp(min=1)
