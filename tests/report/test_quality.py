@@ -136,6 +136,21 @@ def test_both_rules_of_positions_are_rows_of_a_method_the_full_model_packed_amon
     )
 
 
+def test_both_precisions_are_rows_of_a_method_and_what_they_do_to_the_first_token_is_said() -> None:
+    lead = {"versus": "model", "lead": 0.2, "lead_ci95": [0.1, 0.3], "lead_p": 0.01, "lead_holds": True}
+    page = render_tables(
+        [
+            row("full", 1.0, 100.0, precision="model", first_token_kl=0.0),
+            row("full", 1.0, 99.8, precision="fp8", first_token_kl=0.0012, **lead),
+            row("random", 64, 90.0, precision="model", first_token_kl=0.5),
+            row("random", 64, 89.8, precision="fp8", first_token_kl=0.51, **lead),
+        ]
+    )
+    assert "| method | precision | keep 1.0 | keep 64 |" in page and "| random | fp8 | - | 89.8 |" in page
+    assert "the model's own precision is ahead of: at 1.0 full (0.2); at 64 random (0.2)." in page
+    assert "own precision: full at 1.0 fp8 0.0012; random at 64 model 0.5, fp8 0.51." in page
+
+
 def test_leads_of_several_models_are_told_model_by_model() -> None:
     lead = {"versus": "ours", "lead_ci95": [1.0, 9.0], "lead_p": 0.01, "lead_holds": True}
     rows = [row("ours", backbone=name) for name in "ab"] + [row("m", lead=5.0, backbone=name, **lead) for name in "ab"]
