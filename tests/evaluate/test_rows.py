@@ -124,3 +124,12 @@ def test_repetitions_of_a_training_tell_how_far_runs_with_one_seed_lie_apart() -
     assert rows["ours", 8]["repeat_of"] == "2 runs of seed 42, 2 runs of seed 7"
     with pytest.raises(ValueError, match="no answers of 'agian', which is named as a repetition of 'ours'"):
         summaries([*runs, *again], full, repeats={"ours": ["agian"]})
+
+
+def test_one_token_is_not_all_of_them() -> None:
+    """1 and 1.0 are equal numbers and other budgets: the full model's row is not at that of one token."""
+    ours, other = answered("ours", 1, 0, 0.9), answered("other", 1, 0, 0.5)
+    rows = summaries([ours, other], versus="ours")
+    assert "lead" not in rows["full", 1.0] and rows["other", 1]["lead"] > 0
+    alone = summaries([answered("ours", 2, 0, 0.9), answered("other", 2, 0, 0.5)], versus="ours")
+    assert rows["other", 1]["lead_p"] == alone["other", 2]["lead_p"]  # one lead, corrected for one

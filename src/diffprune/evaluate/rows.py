@@ -134,8 +134,8 @@ def over_runs(retained: Sequence[float]) -> dict[str, Any]:
 
 def leads_of(cells: Collection[Cell], versus: str | None) -> list[Cell]:
     """Of the methods and budgets those that `versus` is compared with: it has the same budget."""
-    known = set(cells)
-    return [(method, keep) for method, keep in cells if method != versus and (versus or "", keep) in known]
+    theirs = {(type(keep), keep) for method, keep in cells if method == versus}  # 1 is one token, 1.0 all of them
+    return [(method, keep) for method, keep in cells if method != versus and (type(keep), keep) in theirs]
 
 
 def enough_resamples(num_leads: int) -> int:
