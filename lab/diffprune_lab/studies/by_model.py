@@ -9,12 +9,12 @@ import torch
 
 import diffprune_lab
 from diffprune.evaluate.answers import Answers
+from diffprune.evaluate.leads import OTHERWISE
 from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.session import Asked
 from diffprune.results import write_results
 
 Measured = tuple[list[dict[str, Any]], list[str]]  # rows of a model, and what must be said of it
-OTHER_WAY = " otherwise"  # behind the name of a method that is measured a second way, while rows are made
 ORIGIN = ("recipe", "choice")  # of a trained method's rows
 
 
@@ -72,17 +72,17 @@ def rows_both_ways(
     Every percentage is of the full model measured the first way, whose answers come first.
 
     Args:
-        answers: Of both, `OTHER_WAY` behind a method's name telling the second.
+        answers: Of both, `OTHERWISE` behind a method's name telling the second.
         key: Under which a row says its way, which is one of the two `ways`.
         origins: Rows that say where trained methods come from.
     """
     full = answers[0]
     known = {row["method"]: {name: row[name] for name in ORIGIN if name in row} for row in origins if "method" in row}
     rows: list[dict[str, Any]] = []
-    for method in dict.fromkeys(one.entry.method.removesuffix(OTHER_WAY) for one in answers):
-        some = [one for one in answers if one.entry.method.removesuffix(OTHER_WAY) == method]
+    for method in dict.fromkeys(one.entry.method.removesuffix(OTHERWISE) for one in answers):
+        some = [one for one in answers if one.entry.method.removesuffix(OTHERWISE) == method]
         for row in quality_rows(some, full, versus=method):
-            way = ways[row["method"].endswith(OTHER_WAY)]
+            way = ways[row["method"].endswith(OTHERWISE)]
             versus = {"versus": ways[0]} if "versus" in row else {}
             row.pop("rank", None)  # best of two ways is not best of the methods
             rows.append({**row, "method": method, key: way, **versus, **known.get(method, {})})

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from diffprune.evaluate.leads import OTHERWISE
 from diffprune.evaluate.pruners import SavedPruner
 from diffprune.evaluate.runner import FULL, Measurement
 from diffprune.evaluate.session import Asked, Session
@@ -60,7 +61,7 @@ class BothPrecisions(Session):
     ) -> tuple[list[Measurement], list[str]]:
         planned, sentences = super().plan(vlm, saved, questions)
         other, full = in_eight_bits(vlm), Measurement(FULL, 1.0, 0, vlm.method)
-        again = [replace(one, method=one.method + by_model.OTHER_WAY, by=other) for one in (full, *planned)]
+        again = [replace(one, method=one.method + OTHERWISE, by=other) for one in (full, *planned)]
         return planned + again, sentences
 
 

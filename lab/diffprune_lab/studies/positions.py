@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from diffprune.evaluate.leads import OTHERWISE
 from diffprune.evaluate.session import Asked, Outcome, Session
 from diffprune.fitting import POSITIONS
 from diffprune_lab.studies import by_model
@@ -34,9 +35,7 @@ def measure(name: str, asked: Asked) -> by_model.Measured:
 def joined_rows(outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
     """Rows of both rules, each with its `positions`; every percentage is of the full model at original positions."""
     original, packed = (outcomes[rule] for rule in POSITIONS)
-    renamed = [
-        replace(one, entry=replace(one.entry, method=one.entry.method + by_model.OTHER_WAY)) for one in packed.answers
-    ]
+    renamed = [replace(one, entry=replace(one.entry, method=one.entry.method + OTHERWISE)) for one in packed.answers]
     return by_model.rows_both_ways(
         [*original.answers, *renamed], key="positions", ways=POSITIONS, origins=original.rows
     )
