@@ -59,25 +59,25 @@ def test_a_lead_that_depends_on_the_seed_does_not_hold_though_the_questions_alon
 
 
 def test_what_the_same_trainings_do_two_ways_is_compared_seed_by_seed() -> None:
-    """Seeds lie 20 points apart, and each loses two points otherwise: that is sure, whatever the next seed is."""
+    """Seeds lie 20 points apart, and each loses five points otherwise: that is sure, whatever the next seed is."""
     shares = {1: 0.95, 2: 0.75, 3: 0.85}
-    full = answered("full", 1.0, 0, 1.0, 2000)
-    hard = [answered("diffprune", 64, seed, share, 2000) for seed, share in shares.items()]
+    full = answered("full", 1.0, 0, 1.0, 400)
+    hard = [answered("diffprune", 64, seed, share, 400) for seed, share in shares.items()]
 
-    def fewer(name: str) -> list[Answers]:  # every 50th question is lost
+    def fewer(name: str) -> list[Answers]:  # every 20th question is lost
         marks = [
-            ["0" if place % 50 == 0 else "01"[said == "yes"] for place, said in enumerate(one.said)] for one in hard
+            ["0" if place % 20 == 0 else "01"[said == "yes"] for place, said in enumerate(one.said)] for one in hard
         ]
         return [answered(name, 64, one.entry.seed, "".join(kept)) for one, kept in zip(hard, marks, strict=True)]
 
     for name in ("diffprune-throttled", "diffprune otherwise", "diffprune-diverse", "diffprune-diverse[beta=1]"):
         row = summaries([*hard, *fewer(name)], full, versus="diffprune")[name, 64]
         low, high = row["lead_ci95"]
-        assert row["lead_holds"] and 0 < low < row["lead"] < high < 4
+        assert row["lead_holds"] and 0 < low < row["lead"] < high < 8
         assert ("gap" in row) == name.endswith("-throttled")
         if "gap" in row:
             assert row["gap"] == pytest.approx(-row["lead"])
-            assert row["gap_ci95"] == pytest.approx([-high, -low], abs=0.1)
+            assert row["gap_ci95"] == pytest.approx([-high, -low], abs=0.3)
     for name in ("gumbel_ste", "diffprune-paper", "diffprune[noise=unit]"):  # other trainings
         assert not summaries([*hard, *fewer(name)], full, versus="diffprune")[name, 64]["lead_holds"]
     odd = summaries([*hard, *fewer("diffprune-throttled")[:2]], full, versus="diffprune")["diffprune-throttled", 64]
