@@ -91,11 +91,14 @@ def loss_without(rows: Sequence[Row], keep: int, part: str, rule: str) -> Found 
 
 
 def ratio(rows: Sequence[Row], value: str) -> Found | None:
-    """Of DiffPrune without our additions at the start of training: how many times as coherent, or as smooth."""
+    """Of DiffPrune without our additions at the start of training: how many times as coherent, or as smooth.
+
+    Of budgets the most, as the paper has it; of temperatures the one that a training starts from.
+    """
     chosen = [row for row in rows if row["method"] == PLAIN and row.get("moment", 0) == 0 and value in row]
     if not chosen:
         return None
-    row = max(chosen, key=lambda row: row[value])
+    row = max(chosen, key=lambda row: (row.get("tau", 0.0), row[value]))
     low, high = row["ci95"] if value == "ratio" and "cosine" not in row else (row["ratio_at_least"], math.inf)
     return Found(row[value], low, high)
 
