@@ -144,7 +144,7 @@ def test_popes_subsets_weigh_the_same_whatever_their_size():
 
 
 def test_no_score_is_above_100_by_rounding():
-    """Subsets and subtasks of unlike sizes have weights that are no round numbers; no file takes 100.0000001."""
+    """Subsets and subtasks of unlike sizes have weights that are no round numbers."""
     for sizes in itertools.product((1, 2, 3, 6, 7), repeat=2):
         groups = [place for place, size in enumerate(sizes) for _ in range(2 * size)]
         pairs = [number // 2 for number in range(len(groups))]

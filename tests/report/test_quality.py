@@ -59,6 +59,20 @@ def test_only_leads_that_hold_are_claimed_of_whom_over_whom() -> None:
     assert "near (" not in page
 
 
+def test_a_lead_over_one_training_is_said_to_be_of_that_training() -> None:
+    lead = {"versus": "diffprune", "lead": 4.0, "lead_ci95": [1.0, 9.0], "lead_p": 0.01, "lead_holds": True}
+    ours = row("diffprune", n_seeds=5, ci_over="seeds and questions")
+    alone = row("visionselector", n_seeds=1, ci_over="questions", **lead)
+    several = row("dynamicvit", n_seeds=3, ci_over="seeds and questions", **lead)
+    free = row("divprune", n_seeds=1, ci_over="questions", **lead)
+    word = "Of one training alone, so that leads over it or of it say nothing of other seeds: "
+    assert f"{word}visionselector." in render_tables([ours, alone, several, free])
+    assert word not in render_tables([ours, several, free])
+    shipped = [{**ours, "n_seeds": 1, "ci_over": "questions"}, several]
+    assert f"{word}diffprune." in render_tables(shipped)
+    assert word not in render_tables([shipped[0], row("divprune")])  # no lead is told
+
+
 def test_intervals_of_before_are_named_and_claim_nothing() -> None:
     old = [row("diffprune", ci95=[89.0, 91.0]), row("far", ci95=[1.0, 2.0], versus="diffprune", lead=9.0)]
     page = render_tables(old)

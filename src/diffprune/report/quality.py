@@ -60,6 +60,7 @@ def about_rows(rows: Sequence[Row], *, leads: bool = True) -> list[str]:
     if any("ci95" in row for row in rows) and not any("ci_over" in row for row in rows):
         parts.append(f"Intervals are over {CI_OVER[0]} alone, seeds averaged: no lead is claimed from them.")
     parts += _leads(rows) if leads else []
+    parts += _of_one_training(rows)
     parts += _counts(rows)
     parts += _first_tokens(rows)
     apart = [
@@ -89,6 +90,15 @@ def _leads(rows: Sequence[Row]) -> list[str]:
         (f"{model}: " if len(models) > 1 else "") + _leads_of([row for row in known if row.get("backbone") == model])
         for model in models
     ]
+
+
+def _of_one_training(rows: Sequence[Row]) -> list[str]:
+    """Trained methods in leads whose interval knows nothing of their other seeds."""
+    compared = {name for row in rows if "lead_holds" in row for name in (row["method"], row["versus"])}
+    alone = [row["method"] for row in rows if row.get("n_seeds") == 1 and trained_by(row) != DASH]
+    names = [name for name in dict.fromkeys(alone) if name in compared]
+    words = "Of one training alone, so that leads over it or of it say nothing of other seeds"
+    return [f"{words}: {', '.join(names)}."] if names else []
 
 
 def _leads_of(known: Sequence[Row]) -> str:
