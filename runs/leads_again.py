@@ -18,7 +18,7 @@ import numpy as np
 
 from diffprune.atomic import write_text
 from diffprune.evaluate.bootstrap import LEVEL, holm, two_sided_p
-from diffprune.evaluate.rows import NO_RIVALS, enough_resamples
+from diffprune.evaluate.leads import NO_RIVALS, enough_resamples
 
 Row = dict[str, Any]
 NORMAL = 1.959964

@@ -137,6 +137,53 @@ def test_runs_of_two_commits_can_be_asked_for_and_are_told_apart(tmp_path: Path)
     assert "def" not in left_out.notes  # nothing of it is in the file
 
 
+def made(sheet: Sheet, **more: str) -> Sheet:
+    alike = {"questions": "8, aa", "model": "m 11", "positions": "original, newlines True, joint", "length": "8 tokens"}
+    return replace(sheet, made_by={**alike, "precision": "float32 on cpu", **more})
+
+
+def test_the_same_questions_about_other_pictures_are_refused(tmp_path: Path) -> None:
+    """Sizes of pictures, for one, are in no question's words."""
+    a, b = saved(tmp_path, "a", made(sheet(*OURS))), saved(tmp_path, "b", made(sheet(RANDOM), questions="8, bb"))
+    with pytest.raises(ValueError, match=r"a.json and .*b.json asked about other pictures \(8, aa; 8, bb\); .*--mixed"):
+        join_files([a, b], tmp_path / "c.json")
+    notes = join_files([a, b], tmp_path / "c.json", mixed=True).notes
+    assert notes == "4 questions; random: questions 8, bb (others 8, aa)"
+
+
+@pytest.mark.parametrize(
+    ("what", "other"),
+    [
+        ("positions", "packed, newlines True, joint"),
+        ("precision", "float16 on cuda"),
+        ("length", "2 tokens"),
+        ("model", "m 22"),
+    ],
+)
+def test_runs_that_were_asked_otherwise_stand_together_with_a_word(tmp_path: Path, what: str, other: str) -> None:
+    first = made(sheet(*OURS))
+    a, b = saved(tmp_path, "a", first), saved(tmp_path, "b", made(sheet(RANDOM), **{what: other}))
+    notes = join_files([a, b], tmp_path / "c.json").notes
+    assert notes == f"4 questions; random: {what} {other} (others {first.made_by[what]})"
+    same = saved(tmp_path, "d", made(sheet(RANDOM), model="elsewhere 11"))
+    assert join_files([a, same], tmp_path / "e.json").notes == "4 questions"
+    unknown = saved(tmp_path, "f", sheet(RANDOM))  # of before it was written down, or joined
+    assert join_files([a, unknown], tmp_path / "g.json").notes == "4 questions"
+
+
+def test_shards_of_two_commits_say_so(tmp_path: Path) -> None:
+    parts = []
+    for place, commit in enumerate(("abc", "def")):
+        one = Answers(Entry("full", 1.0, 0), ["yes"], {"gqa": 100.0}, {"gqa": 100.0}, {"gqa": [100.0]})
+        question = {"id": f"{place}", "task": "gqa", "prompt": "what?", "answer": "yes"}
+        more = {"metrics": {"gqa": "exact"}, "made_by": {"shard": f"{place}/2"}, "places": [place]}
+        path = saved(tmp_path, f"{place}", Sheet([question], {"gqa": 100.0}, [one], **more))
+        path.write_text(path.read_text().replace('"abc"', f'"{commit}"'))
+        parts.append(path)
+    joined = join_files(parts, tmp_path / "x.json", mixed=True)
+    assert joined.commit == "abc, def" and {row["commit"] for row in joined.rows} == {"abc, def"}
+
+
 def test_a_joined_file_tells_when_and_with_what_its_parts_ran(tmp_path: Path) -> None:
     a = saved(tmp_path, "a", sheet(*OURS), date="2026-01-01T00:00:00Z", versions={"torch": "1.0"})
     b = saved(tmp_path, "b", sheet(RANDOM), date="2026-01-02T00:00:00Z", versions={"torch": "1.0"})

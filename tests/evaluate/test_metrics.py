@@ -143,6 +143,18 @@ def test_popes_subsets_weigh_the_same_whatever_their_size():
     assert metrics.pope_f1(outputs, answers, ["random"] * 2 + ["popular"] * 6).score == pytest.approx(50.0)
 
 
+def test_no_score_is_above_100_by_rounding():
+    """Subsets and subtasks of unlike sizes have weights that are no round numbers."""
+    for sizes in itertools.product((1, 2, 3, 6, 7), repeat=2):
+        groups = [place for place, size in enumerate(sizes) for _ in range(2 * size)]
+        pairs = [number // 2 for number in range(len(groups))]
+        scored = (
+            metrics.pope_f1(["yes"] * len(groups), ["yes"] * len(groups), groups),
+            metrics.pair_score([True] * len(groups), pairs, list(map(str, groups))),
+        )
+        assert all(99.999 < one.score <= 100.0 for one in scored)
+
+
 def test_popes_units_follow_f1_to_first_order():
     answers = ["yes", "no"] * 200
     outputs = [a if i % 5 else "yes" for i, a in enumerate(answers)]

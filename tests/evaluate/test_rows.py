@@ -58,6 +58,32 @@ def test_a_lead_that_depends_on_the_seed_does_not_hold_though_the_questions_alon
     assert one["lead_holds"] and one["lead_p"] < 0.05
 
 
+def test_what_the_same_trainings_do_two_ways_is_compared_seed_by_seed() -> None:
+    """Seeds lie 20 points apart, and each loses five points otherwise: that is sure, whatever the next seed is."""
+    shares = {1: 0.95, 2: 0.75, 3: 0.85}
+    full = answered("full", 1.0, 0, 1.0, 400)
+    hard = [answered("diffprune", 64, seed, share, 400) for seed, share in shares.items()]
+
+    def fewer(name: str) -> list[Answers]:  # every 20th question is lost
+        marks = [
+            ["0" if place % 20 == 0 else "01"[said == "yes"] for place, said in enumerate(one.said)] for one in hard
+        ]
+        return [answered(name, 64, one.entry.seed, "".join(kept)) for one, kept in zip(hard, marks, strict=True)]
+
+    for name in ("diffprune-throttled", "diffprune otherwise", "diffprune-diverse", "diffprune-diverse[beta=1]"):
+        row = summaries([*hard, *fewer(name)], full, versus="diffprune")[name, 64]
+        low, high = row["lead_ci95"]
+        assert row["lead_holds"] and 0 < low < row["lead"] < high < 8
+        assert ("gap" in row) == name.endswith("-throttled")
+        if "gap" in row:
+            assert row["gap"] == pytest.approx(-row["lead"])
+            assert row["gap_ci95"] == pytest.approx([-high, -low], abs=0.3)
+    for name in ("gumbel_ste", "diffprune-paper", "diffprune[noise=unit]"):  # other trainings
+        assert not summaries([*hard, *fewer(name)], full, versus="diffprune")[name, 64]["lead_holds"]
+    odd = summaries([*hard, *fewer("diffprune-throttled")[:2]], full, versus="diffprune")["diffprune-throttled", 64]
+    assert not odd["lead_holds"]  # other seeds
+
+
 def test_leads_are_corrected_for_their_number() -> None:
     """A lead that would hold alone (p of 0.01 to 0.04) does not among forty that show nothing."""
     ours, near = answered("ours", 8, 0, 0.90), answered("near", 8, 7, 0.83)
@@ -124,3 +150,12 @@ def test_repetitions_of_a_training_tell_how_far_runs_with_one_seed_lie_apart() -
     assert rows["ours", 8]["repeat_of"] == "2 runs of seed 42, 2 runs of seed 7"
     with pytest.raises(ValueError, match="no answers of 'agian', which is named as a repetition of 'ours'"):
         summaries([*runs, *again], full, repeats={"ours": ["agian"]})
+
+
+def test_one_token_is_not_all_of_them() -> None:
+    """1 and 1.0 are equal numbers and other budgets: the full model's row is not at that of one token."""
+    ours, other = answered("ours", 1, 0, 0.9), answered("other", 1, 0, 0.5)
+    rows = summaries([ours, other], versus="ours")
+    assert "lead" not in rows["full", 1.0] and rows["other", 1]["lead"] > 0
+    alone = summaries([answered("ours", 2, 0, 0.9), answered("other", 2, 0, 0.5)], versus="ours")
+    assert rows["other", 1]["lead_p"] == alone["other", 2]["lead_p"]  # one lead, corrected for one

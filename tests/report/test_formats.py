@@ -101,6 +101,19 @@ def test_times_are_of_the_same_method_and_budget_fast_before_eager() -> None:
     assert match_times(SUMMARY, SPEED[:2]) == []  # one method alone is no comparison
 
 
+def test_times_beside_each_other_are_of_one_model_text_and_device() -> None:
+    """Two methods on one card, and two files in which one of them is quicker by something else."""
+    for odd in ({"backbone": "small"}, {"num_text": 9}, {"device": "another card"}, {"path": "eager"}):
+        quick = {**SPEED[2], "ttft_ms": 0.5, **odd}
+        assert [one["ms"] for one in match_times(SUMMARY, [quick, *SPEED])] == [7.0, 9.0]
+        assert match_times(SUMMARY, [quick, SPEED[1]]) == []  # nothing that could stand side by side
+    served = {"method": "gots", "path": "server", "clients": 1, "requests_s": 9.0, "ttft_ms": 1.0, "keep": 64}
+    assert [one["ms"] for one in match_times(SUMMARY, [served, *SPEED])] == [7.0, 9.0]
+    slow = [{**one, "path": "eager"} for one in SPEED[1:]]
+    (where,) = {one["where"] for one in match_times(SUMMARY, slow)}
+    assert where == "llava-1.5-7b, 40 text tokens, eager path"
+
+
 def test_a_figure_shows_ours_random_and_the_best_of_many() -> None:
     rows = [{"method": f"m{n}", "keep": 8, "retention": float(n)} for n in range(20)]
     named = [{"method": name, "keep": 8, "retention": 1.0} for name in ("random", "diffprune")]

@@ -59,6 +59,20 @@ def test_only_leads_that_hold_are_claimed_of_whom_over_whom() -> None:
     assert "near (" not in page
 
 
+def test_a_lead_over_one_training_is_said_to_be_of_that_training() -> None:
+    lead = {"versus": "diffprune", "lead": 4.0, "lead_ci95": [1.0, 9.0], "lead_p": 0.01, "lead_holds": True}
+    ours = row("diffprune", n_seeds=5, ci_over="seeds and questions")
+    alone = row("visionselector", n_seeds=1, ci_over="questions", **lead)
+    several = row("dynamicvit", n_seeds=3, ci_over="seeds and questions", **lead)
+    free = row("divprune", n_seeds=1, ci_over="questions", **lead)
+    word = "Of one training alone, so that leads over it or of it say nothing of other seeds: "
+    assert f"{word}visionselector." in render_tables([ours, alone, several, free])
+    assert word not in render_tables([ours, several, free])
+    shipped = [{**ours, "n_seeds": 1, "ci_over": "questions"}, several]
+    assert f"{word}diffprune." in render_tables(shipped)
+    assert word not in render_tables([shipped[0], row("divprune")])  # no lead is told
+
+
 def test_intervals_of_before_are_named_and_claim_nothing() -> None:
     old = [row("diffprune", ci95=[89.0, 91.0]), row("far", ci95=[1.0, 2.0], versus="diffprune", lead=9.0)]
     page = render_tables(old)
@@ -134,6 +148,21 @@ def test_both_rules_of_positions_are_rows_of_a_method_the_full_model_packed_amon
         "Holm's correction over the budgets of each method): original positions are ahead of: at 1.0 full (20.0)"
         in page
     )
+
+
+def test_both_precisions_are_rows_of_a_method_and_what_they_do_to_the_first_token_is_said() -> None:
+    lead = {"versus": "model", "lead": 0.2, "lead_ci95": [0.1, 0.3], "lead_p": 0.01, "lead_holds": True}
+    page = render_tables(
+        [
+            row("full", 1.0, 100.0, precision="model", first_token_kl=0.0),
+            row("full", 1.0, 99.8, precision="fp8", first_token_kl=0.0012, **lead),
+            row("random", 64, 90.0, precision="model", first_token_kl=0.5),
+            row("random", 64, 89.8, precision="fp8", first_token_kl=0.51, **lead),
+        ]
+    )
+    assert "| method | precision | keep 1.0 | keep 64 |" in page and "| random | fp8 | - | 89.8 |" in page
+    assert "the model's own precision is ahead of: at 1.0 full (0.2); at 64 random (0.2)." in page
+    assert "own precision: full at 1.0 fp8 0.0012; random at 64 model 0.5, fp8 0.51." in page
 
 
 def test_leads_of_several_models_are_told_model_by_model() -> None:

@@ -41,6 +41,7 @@ LEAKS = {  # what it says of each
 NUM_TEXT = 100  # words of the prompt; about so many make the paper's FLOPs
 TIMES = ("encode_ms", "pruner_ms", "prefill_ms", "ttft_ms")
 MISSING = "not measured"  # a cell whose rows are still to come
+NO_RATIO, NO_TOKEN = "no ratio, 0 is inside", "no such token"  # cells of rows that are there and have no number
 PROBED = "runs/scarce_probes.sh OUT COMMIT out/study-{world}"
 COMMANDS = {  # what makes the rows of a world's file, by the file's name without the world; of all others the study
     "coherence": PROBED,
@@ -90,12 +91,20 @@ def loss_without(rows: Sequence[Row], keep: int, part: str, rule: str) -> Found 
     return difference(found, "diffprune-paper", other if part == "Gumbel-STE" else f"{other}-paper")
 
 
-def ratio(rows: Sequence[Row], value: str) -> Found | None:
-    """Of DiffPrune without our additions at the start of training: how many times as coherent, or as smooth."""
-    chosen = [row for row in rows if row["method"] == PLAIN and row.get("moment", 0) == 0 and value in row]
-    if not chosen:
-        return None
-    row = max(chosen, key=lambda row: row[value])
+def ratio(rows: Sequence[Row], *values: str) -> Found | str | None:
+    """Of DiffPrune without our additions at the start of training: how many times as coherent, or as smooth.
+
+    Of budgets the most, as the paper has it; of temperatures the one that a training starts from.
+
+    Args:
+        values: What the rows call it; the first that any has is taken.
+    """
+    start = [row for row in rows if row["method"] == PLAIN and row.get("moment", 0) == 0]
+    value = next((value for value in values if any(value in row for row in start)), None)
+    if value is None:
+        return NO_RATIO if start else None
+    chosen = [row for row in start if value in row]
+    row = max(chosen, key=lambda row: (row.get("tau", 0.0), row[value]))
     low, high = row["ci95"] if value == "ratio" and "cosine" not in row else (row["ratio_at_least"], math.inf)
     return Found(row[value], low, high)
 
@@ -159,7 +168,7 @@ def table_of(statements: Sequence[Row]) -> str:
     return "\n".join([markdown_table(statements, COLUMNS), *([todo] if todo else []), RULE])
 
 
-Ask = Callable[[Sequence[Row]], Found | None]
+Ask = Callable[[Sequence[Row]], Found | str | None]  # a number, why there is none, or nothing that was measured
 
 
 def line(results: Path, statement: str, printed: str, file: str, ask: Ask, judge: Callable[[Found], str]) -> Row:
@@ -170,7 +179,7 @@ def line(results: Path, statement: str, printed: str, file: str, ask: Ask, judge
         rows = rows_of(results, file_of(prefix, file))
         found = None if rows is None else ask(rows)
         said[world] = MISSING if found is None else str(found)
-        verdicts.append("-" if found is None else judge(found))
+        verdicts.append("-" if found is None else "not shown" if isinstance(found, str) else judge(found))
     return {**said, "agrees (first / scarce)": " / ".join(verdicts)}
 
 
@@ -219,7 +228,7 @@ def gradients(results: Path) -> list[Row]:
             coherent,
             f"up to {COHERENCE}",
             "coherence",
-            lambda rows: ratio(rows, "ratio") or ratio(rows, "ratio_at_least"),
+            lambda rows: ratio(rows, "ratio", "ratio_at_least"),
             partial(verdict, printed=COHERENCE, than=1.0),
         ),
         line(
@@ -227,7 +236,7 @@ def gradients(results: Path) -> list[Row]:
             smooth,
             f"about {VARIATION:g}",
             "landscape",
-            partial(ratio, value="ratio"),
+            lambda rows: ratio(rows, "ratio"),
             partial(verdict, printed=VARIATION, than=1.0),
         ),
     ]
@@ -250,11 +259,13 @@ def leaks(results: Path) -> list[Row]:
     ]
 
 
-def over_chance(rows: Sequence[Row], recipe: str, throttler: str) -> Found | None:
+def over_chance(rows: Sequence[Row], recipe: str, throttler: str) -> Found | str | None:
     """How far above chance a probe reads tokens of the ground behind the block."""
     for row in rows:
         place = (row["recipe"], row["throttler"], row["place"], row["reads"], row["stage"])
-        if place == (recipe, throttler, "ground", "other", "block") and "accuracy" in row:
+        if place == (recipe, throttler, "ground", "other", "block"):
+            if "accuracy" not in row:
+                return NO_TOKEN
             return Found(*(value - row["chance"] for value in (row["accuracy"], *row["ci95"])))
     return None
 
@@ -332,7 +343,7 @@ def about_leak(results: Path) -> str:
             key = {name: row[name] for name in ("recipe", "throttler", "place", "reads")}
             one = table.setdefault(tuple(key.values()), dict(key))
             if "accuracy" not in row:
-                one[row["stage"]] = "no such token"
+                one[row["stage"]] = NO_TOKEN
                 continue
             one[row["stage"]] = str(Found(row["accuracy"], *row["ci95"]))
             one["chance"] = f"{row['chance']:.1f}"

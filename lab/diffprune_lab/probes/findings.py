@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 
-from diffprune.evaluate.rows import NO_RIVALS
+from diffprune.evaluate.leads import NO_RIVALS, THROTTLED
 from diffprune.results import markdown_table
 from diffprune_lab.probes import coherence, relevance, scaling
 from diffprune_lab.probes.bench import DIVERSE, LEARNED, PLAIN, SUPERVISED
@@ -145,7 +145,7 @@ def about_faithfulness(rows: Sequence[Row]) -> str:
             and "first_token_kl" in row
             and row["keep"] == keep
             and row["method"] not in NO_RIVALS
-            and not row["method"].endswith("-throttled")
+            and not row["method"].endswith(THROTTLED)
             and row.get("tasks", "all") == "all"
         ]
         orders = [-row["retention"] for row in some], [row["first_token_kl"] for row in some]

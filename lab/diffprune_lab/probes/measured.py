@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from diffprune.evaluate.rows import NO_RIVALS
+from diffprune.evaluate.leads import NO_RIVALS, THROTTLED
 from diffprune.results import Results, read_results
 from diffprune_lab.probes.figures import label
 from diffprune_lab.probes.store import Row
@@ -71,6 +71,8 @@ def difference(rows: dict[str, Row], ours: str, other: str) -> Found | None:
     elif one.get("versus") == other and "lead_ci95" in one:
         low, high = one["lead_ci95"]
         found = Found(-one["lead"], -high, -low, is_held=one.get("lead_holds", True))
+    elif "gap_ci95" in one and ours.removesuffix(THROTTLED) == other:
+        found = Found(one["gap"], *one["gap_ci95"])
     else:
         value = one["retention"] - two["retention"]
         half = math.hypot(*((row["ci95"][1] - row["ci95"][0]) / 2 for row in (one, two)))
@@ -94,6 +96,6 @@ def next_best(rows: dict[str, Row]) -> str | None:
         if name not in NO_RIVALS
         and row.get("average", row["keep"]) <= row["keep"]
         and not name.startswith(("diffprune", "gumbel_ste"))
-        and not name.endswith("-throttled")
+        and not name.endswith(THROTTLED)
     ]
     return max(rivals, key=lambda name: rows[name]["retention"], default=None)

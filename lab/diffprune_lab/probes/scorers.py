@@ -318,8 +318,9 @@ def open_store(name: str, bench: ScorerBench, out: Path, *, commit: str | None =
         path=out / f"{bench.world}_{name}.json",
         notes=f"{note}; {captions} captions; scorers of {config.optim.steps} steps by `diffprune train` on "
         f"{bench.backbone}; size {settings.name}",
-        summarise=lambda rows: [{**row, **digest} for row in summarise(rows)],
+        summarise=summarise,
         key_names=key,
+        marks=digest,
         commit=commit,
         device="cpu" if torch.device(bench.device).type == "cpu" and torch.cuda.is_available() else None,
     )

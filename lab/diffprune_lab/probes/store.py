@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -41,6 +41,7 @@ class Store:
         notes: How the numbers were made; a file made otherwise is not added to.
         summarise: Adds to the rows what follows from all of them.
         key_names: Entries that identify a row.
+        marks: What every row bears, such as the digest of a frozen world; rows with others are not added to.
         commit: Recorded where there is no git checkout.
         device: Recorded where it is not the one torch would take.
     """
@@ -49,6 +50,7 @@ class Store:
     notes: str
     summarise: Callable[[Sequence[Row]], list[Row]]
     key_names: tuple[str, ...]
+    marks: Mapping[str, str] = field(default_factory=dict)
     commit: str | None = None
     device: str | None = None
 
@@ -62,6 +64,12 @@ class Store:
                 f"{self.path} was made with other settings ({found.notes}); give another folder with --out, "
                 "or --fresh to start anew"
             )
+        for name, mark in self.marks.items():
+            if odd := {row.get(name) for row in found.rows} - {mark}:
+                raise ValueError(
+                    f"{self.path} has rows whose {name} is {', '.join(map(str, odd))} and not {mark}; give another "
+                    "folder with --out, or --fresh to start anew"
+                )
         return found.rows
 
     def is_done(self, backbone: str | None, seed: int) -> bool:
@@ -78,7 +86,7 @@ class Store:
             for cell in cells:
                 row = merged.setdefault(self._place(cell.key), {**cell.key, SEEDS: {}})
                 row[SEEDS][str(cell.seed)] = {**rounded(cell.values), **origin}
-            rows = self.summarise(list(merged.values()))
+            rows = [{**row, **self.marks} for row in self.summarise(list(merged.values()))]
             seeds = sorted({int(seed) for row in rows for seed in row[SEEDS]})
             write_results(
                 self.path,

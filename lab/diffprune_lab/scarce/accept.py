@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diffprune.evaluate.answers import Answers, Sheet, answers_file, read_sheet, write_sheet
 from diffprune.evaluate.encoded import EncodedQuestions, encode_questions
+from diffprune.evaluate.join import join_sheets
 from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import Measurement, Run, answer, evaluate
 from diffprune.evaluate.scoring import make_sheet, score_answers
@@ -28,7 +29,7 @@ from diffprune.methods.base import NEEDS, Card, LayerPruner, ScoringPruner
 from diffprune.methods.options import parse_method
 from diffprune.model import PrunedVLM
 from diffprune.registry import METHODS
-from diffprune.results import write_results
+from diffprune.results import read_results, write_results
 from diffprune.types import VisualTokens
 from diffprune_lab.scarce.digest import frozen_digest
 from diffprune_lab.scarce.draw import pack, render
@@ -179,17 +180,19 @@ def _seeds(given: argparse.Namespace) -> list[int]:
     return [int(seed) for seed in given.seeds.split(",")]
 
 
-def join(files: Sequence[Path]) -> Sheet:
-    """The answers of several runs to the same questions as one."""
-    sheets = [read_sheet(answers_file(file)) for file in files]
-    first = sheets[0]
-    for file, sheet in zip(files, sheets, strict=True):
-        if sheet.questions != first.questions:
-            raise ValueError(f"{file} asked other questions than {files[0]}: run both with the same --questions.")
-    found = {(one.entry.method, one.entry.keep, one.entry.seed): one for sheet in sheets for one in sheet.answers}
-    full = [one for key, one in found.items() if key[0] == "full"]
-    answers = full + [one for one in found.values() if one not in full]
-    return Sheet(first.questions, first.chance, answers, notes=first.notes)
+def join(files: Sequence[Path], digest: str) -> Sheet:
+    """The answers of several runs to the same questions as one.
+
+    Args:
+        digest: Of the world and the weights that are judged; runs of others are refused.
+    """
+    for file in files:
+        if odd := {row.get("digest") for row in read_results(file).rows} - {digest}:
+            raise ValueError(
+                f"{file} was measured in another world or on other weights ({', '.join(map(str, odd))}) than those "
+                f"judged ({digest}): measure it anew."
+            )
+    return join_sheets([read_sheet(answers_file(file)) for file in files], [str(file) for file in files])[0]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -211,8 +214,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--no-curve", dest="curve", action="store_false", help="leave out the curve over an item's tokens")
     add("--no-bounds", dest="bounds", action="store_false", help="leave out the oracle and the blind model")
     given = parser.parse_args(arguments)
-    sheet = join(given.join) if given.join else ask(given)
     digest = frozen_digest(given.weights)
+    sheet = join(given.join, digest) if given.join else ask(given)
     answers = sheet.answers
     rows = [{**row, "digest": digest} for row in quality_rows(answers, answers[0], chance=sheet.chance)]
     for row in rows:

@@ -37,8 +37,10 @@ def frozen_digest(weights: Path | None = None) -> str:
 
 
 def stamp(path: Path, digest: str) -> None:
-    """Write the digest into every row of a results file; all else stays."""
+    """Write the digest into every row of a results file; all else stays. A row that has another one is no row of it."""
     found = read_results(path)
+    if odd := {row["digest"] for row in found.rows if "digest" in row} - {digest}:
+        raise ValueError(f"{path} has rows of another world or weights ({', '.join(sorted(odd))}): measure them anew.")
     rows = [{**row, "digest": digest} for row in found.rows]
     write_results(path, **{**dataclasses.asdict(found), "rows": rows})
 

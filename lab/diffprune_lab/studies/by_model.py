@@ -1,4 +1,4 @@
-"""What studies over several models share: their command line, and rows of each model joined in one results file."""
+"""What studies over several models share: the command line, rows of two ways side by side, one results file of all."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -8,10 +8,14 @@ from typing import Any
 import torch
 
 import diffprune_lab
+from diffprune.evaluate.answers import Answers
+from diffprune.evaluate.leads import OTHERWISE
+from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.session import Asked
 from diffprune.results import write_results
 
 Measured = tuple[list[dict[str, Any]], list[str]]  # rows of a model, and what must be said of it
+ORIGIN = ("recipe", "choice")  # of a trained method's rows
 
 
 def run(
@@ -58,3 +62,28 @@ def run(
         seeds = sorted({row["seed"] for row in rows if "seed" in row})
         write_results(out, name=out.stem, rows=rows, commit=given["commit"], seeds=seeds, notes="; ".join(notes))
         print(f"{name}: {len(own)} rows", *said, sep="\n  ", flush=True)
+
+
+def rows_both_ways(
+    answers: Sequence[Answers], *, key: str, ways: Sequence[str], origins: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Rows of methods that were each measured two ways; those of the second carry the `lead` of the first over them.
+
+    Every percentage is of the full model measured the first way, whose answers come first.
+
+    Args:
+        answers: Of both, `OTHERWISE` behind a method's name telling the second.
+        key: Under which a row says its way, which is one of the two `ways`.
+        origins: Rows that say where trained methods come from.
+    """
+    full = answers[0]
+    known = {row["method"]: {name: row[name] for name in ORIGIN if name in row} for row in origins if "method" in row}
+    rows: list[dict[str, Any]] = []
+    for method in dict.fromkeys(one.entry.method.removesuffix(OTHERWISE) for one in answers):
+        some = [one for one in answers if one.entry.method.removesuffix(OTHERWISE) == method]
+        for row in quality_rows(some, full, versus=method):
+            way = ways[row["method"].endswith(OTHERWISE)]
+            versus = {"versus": ways[0]} if "versus" in row else {}
+            row.pop("rank", None)  # best of two ways is not best of the methods
+            rows.append({**row, "method": method, key: way, **versus, **known.get(method, {})})
+    return rows

@@ -335,8 +335,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     store = Store(
         path=given.out,
         notes=settings.note,
-        summarise=lambda rows: [{**row, **digest} for row in summarise(rows)],
+        summarise=summarise,
         key_names=KEY,
+        marks=digest,
         commit=given.commit,
         device="cpu" if given.device == "cpu" else None,
     )

@@ -14,14 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.rows import quality_rows
+from diffprune.evaluate.leads import OTHERWISE
 from diffprune.evaluate.session import Asked, Outcome, Session
 from diffprune.fitting import POSITIONS
 from diffprune_lab.studies import by_model
-
-PACKED = " packed"  # behind a method's name while rows are made
-ORIGIN = ("recipe", "choice")  # of a trained method's rows
 
 
 def measure(name: str, asked: Asked) -> by_model.Measured:
@@ -39,30 +35,10 @@ def measure(name: str, asked: Asked) -> by_model.Measured:
 def joined_rows(outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
     """Rows of both rules, each with its `positions`; every percentage is of the full model at original positions."""
     original, packed = (outcomes[rule] for rule in POSITIONS)
-    full = original.answers[0]
-    renamed = [replace(one, entry=replace(one.entry, method=one.entry.method + PACKED)) for one in packed.answers]
-    methods = list(dict.fromkeys(one.entry.method for one in original.answers[1:]))
-    rows: list[dict[str, Any]] = []
-    for method in ["", *methods]:  # the full model first, by both rules
-        some: list[Answers] = (
-            [full, renamed[0]]
-            if not method
-            else [
-                one for one in (*original.answers[1:], *renamed[1:]) if one.entry.method.removesuffix(PACKED) == method
-            ]
-        )
-        rows += quality_rows(some, full, versus=method or full.entry.method)
-    origins = {
-        row["method"]: {key: row[key] for key in ORIGIN if key in row} for row in original.rows if "method" in row
-    }
-    out = []
-    for row in rows:
-        method = row["method"].removesuffix(PACKED)
-        rule = POSITIONS[row["method"].endswith(PACKED)]
-        more = {"versus": POSITIONS[0]} if "versus" in row else {}
-        row.pop("rank", None)  # best of two rules is not best of the methods
-        out.append({**row, "method": method, "positions": rule, **more, **origins.get(method, {})})
-    return out
+    renamed = [replace(one, entry=replace(one.entry, method=one.entry.method + OTHERWISE)) for one in packed.answers]
+    return by_model.rows_both_ways(
+        [*original.answers, *renamed], key="positions", ways=POSITIONS, origins=original.rows
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

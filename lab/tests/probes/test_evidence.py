@@ -228,6 +228,39 @@ def test_what_is_read_behind_the_block_is_told_against_chance(tmp_path: Path) ->
     assert "no such token" in told and "OUT COMMIT out/study-scenes` makes `results/scenes_leak.json`" in told
 
 
+def test_the_roughness_at_the_start_is_of_the_temperature_there(tmp_path: Path) -> None:
+    place = {"method": "diffprune_plain", "moment": 0.0, "backbone": "scarce-llava"}
+    rows = [
+        {**place, "tau": 2.0, "ratio": 1.5, "ci95": [1.2, 1.9]},
+        {**place, "tau": 0.1, "ratio": 30.0, "ci95": [25.0, 36.0]},  # at the end of a training
+    ]
+    write_results(tmp_path / "scarce_landscape.json", name="x", rows=rows, notes="a trial", commit="abc1234")
+    said = comparison.about_paper(tmp_path)
+    assert "at the start | about 24 | not measured | 1.5 (1.2 to 1.9) | - / same sign |" in said
+
+
+def test_what_was_measured_without_a_number_is_not_called_unmeasured(tmp_path: Path) -> None:
+    """Cosines around 0 have no ratio, and a throttler may leave no token of little weight."""
+    place = {"backbone": "scarce-llava", "keep": 0.1111, "moment": 0.0}
+    rows = [
+        {**place, "method": "diffprune_plain", "cosine": 0.01, "ci95": [-0.1, 0.12]},
+        {**place, "method": "gumbel_ste", "cosine": 0.02, "ci95": [0.01, 0.03]},
+    ]
+    write_results(tmp_path / "scarce_coherence.json", name="x", rows=rows, notes="a trial", commit="abc1234")
+    stage = {"recipe": "paper", "place": "ground", "reads": "other", "stage": "block", "backbone": "scarce-llava"}
+    leak = [{**stage, "throttler": "scale gate", "n_seeds": 0}]
+    write_results(tmp_path / "scarce_leak.json", name="x", rows=leak, notes="a trial", commit="abc1234")
+    said = comparison.about_paper(tmp_path)
+    assert "at the start | up to 28.4 | not measured | no ratio, 0 is inside | - / not shown |" in said
+    assert (
+        "scale gate (paper recipe) | weaker restriction than noise | not measured | no such token | - / not sh" in said
+    )
+    assert "scarce_coherence.json" not in said  # nothing of it is to come
+    without = [{**rows[0], "moment": 1.0}]  # another moment alone
+    write_results(tmp_path / "scarce_coherence.json", name="x", rows=without, notes="a trial", commit="abc1234")
+    assert "scarce_coherence.json" in comparison.about_paper(tmp_path)
+
+
 def test_one_config_is_told_model_by_model_beside_the_best_known_start(tmp_path: Path) -> None:
     def rows_of(
         method: str, backbone: str, keep: float, by_seed: list[float], **more: object

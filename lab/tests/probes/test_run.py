@@ -320,6 +320,19 @@ def test_seeds_of_several_runs_come_together_in_one_file(tmp_path: Path) -> None
         other.add([])
 
 
+def test_seeds_of_another_world_are_not_added_to_a_file(tmp_path: Path) -> None:
+    def store(digest: str) -> Store:
+        path, marks = tmp_path / "x.json", {"digest": digest}
+        return Store(path=path, notes="same", summarise=list, key_names=("backbone",), marks=marks, commit="abc")
+
+    first = Cell({"backbone": "a"}, 1, {"top1": 1.0})
+    store("of before").add([first])
+    rows = store("of before").add([Cell({"backbone": "a"}, 2, {"top1": 2.0})])
+    assert [row["digest"] for row in rows] == ["of before"] and sorted(rows[0]["by_seed"]) == ["1", "2"]
+    with pytest.raises(ValueError, match=r"x.json has rows whose digest is of before and not new; .*--fresh"):
+        store("new").add([first])
+
+
 def test_an_interval_holds_both_kinds_of_error() -> None:
     assert mean_and_spread([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
     assert interval([5.0]) == [5.0, 5.0]

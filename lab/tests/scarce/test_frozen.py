@@ -10,6 +10,7 @@ import torch
 import diffprune_lab
 from diffprune import PrunedVLM
 from diffprune.config import DataConfig
+from diffprune.results import read_results, write_results
 from diffprune_lab.scarce import accept, digest, reference
 from diffprune_lab.scarce.data import ScarceFeed
 from diffprune_lab.scarce.digest import frozen_digest
@@ -36,6 +37,19 @@ def test_world_tasks_oracle_and_weights_are_those_that_were_accepted() -> None:
 def test_every_row_of_the_scarce_results_bears_the_digest(path: Path) -> None:
     rows = json.loads(path.read_text())["rows"]
     assert rows and {row.get("digest") for row in rows} == {FROZEN}
+
+
+def test_rows_of_another_world_are_not_called_those_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "scarce_x.json"
+    for given, held in ((None, FROZEN), (FROZEN, FROZEN), ("of before", "of before")):
+        row = {"method": "random", "keep": 64, "retention": 60.0} | ({"digest": given} if given else {})
+        write_results(path, name="scarce_x", rows=[row], commit="abc1234")
+        if held != FROZEN:
+            with pytest.raises(ValueError, match=r"scarce_x.json has rows of another world or weights \(of before\)"):
+                digest.stamp(path, FROZEN)
+        else:
+            digest.stamp(path, FROZEN)
+        assert [row["digest"] for row in read_results(path).rows] == [held]
 
 
 def test_the_acceptance_holds_line_by_line() -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffprune.evaluate.answers import Answers, Entry, Sheet, answers_file, write_sheet
 from diffprune.evaluate.encoded import encode_questions
+from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.runner import Measurement, evaluate
 from diffprune.model import PrunedVLM
+from diffprune.results import write_results
 from diffprune_lab.pretrain import passes as scenes_passes
 from diffprune_lab.pretrain import turns
 from diffprune_lab.pretrain.feed import parse_weights
@@ -130,6 +133,32 @@ def _rows(**changed: float) -> list[dict]:
 def test_each_line_of_the_acceptance_breaks_alone(changed: dict[str, float], broken: int | None) -> None:
     lines = accept.judge(_rows(**changed), ["random", "feature_norm", "gots"])
     assert [place for place, (_, holds, _) in enumerate(lines) if not holds] == ([] if broken is None else [broken])
+
+
+def test_parts_of_another_world_or_model_are_not_judged_together(tmp_path: Path) -> None:
+    questions = [{"id": "0", "task": "scarce/name", "prompt": "what?", "answer": "yes"}]
+
+    def part(name: str, method: str, digest: str, score: float = 100.0) -> Path:
+        scored = {"scarce/name": score}
+        both = [
+            Answers(Entry(name, keep, 0), ["yes"], scored, scored, {"scarce/name": [score]})
+            for name, keep in (("full", 1.0), (method, 64))
+        ]
+        path = tmp_path / name
+        rows = [{**row, "digest": digest} for row in quality_rows(both, both[0])]
+        write_results(path, name=path.stem, rows=rows, commit="abc1234")
+        write_sheet(answers_file(path), Sheet(questions, {}, both))
+        return path
+
+    first = part("a.json", "random", "aa")
+    joined = accept.join([first, part("b.json", "gots", "aa")], "aa")
+    assert [one.entry.method for one in joined.answers] == ["full", "random", "gots"]
+    with pytest.raises(ValueError, match=r"c.json was measured in another world or on other weights \(bb\) .* \(aa\)"):
+        accept.join([first, part("c.json", "gots", "bb")], "aa")
+    with pytest.raises(ValueError, match=r"the full model has 100.0 on scarce/name in .* and 50.0 in"):
+        accept.join([first, part("d.json", "gots", "aa", 50.0)], "aa")
+    with pytest.raises(ValueError, match=r"random at keep=64 with seed 0 is in .* and in"):
+        accept.join([first, part("e.json", "random", "aa")], "aa")
 
 
 def test_the_digest_follows_the_weights(trained: Path, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 
 from diffprune.config import load_config
+from diffprune.train import loop, trainer
 from diffprune.train.run import train_pruner
 from diffprune.train.watch import read_metrics
+from diffprune_lab.studies import in_step
 from diffprune_lab.studies.in_step import InStep, main, train_in_step
 
 CONFIG = Path(__file__).parents[2] / "configs" / "scenes_nano" / "diffprune_any.yaml"
@@ -21,14 +23,38 @@ SHORT = (
 )
 
 
+@pytest.fixture
+def norms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The norm of the gradient at every step of every run, as it comes."""
+    found: list[float] = []
+
+    def noted(*given: Any, **more: Any) -> torch.Tensor:
+        norm = loop.descend(*given, **more)
+        found.append(float(norm))
+        return norm
+
+    for module in (in_step, trainer):
+        monkeypatch.setattr(module, "descend", noted)
+    return found
+
+
 @pytest.mark.parametrize(
-    "kind", [("method.name=diffprune", "recipe=bridge"), ("method.name=gumbel_ste",)], ids=" ".join
+    "kind",
+    [
+        ("method.name=diffprune", "recipe=bridge"),
+        ("method.name=diffprune", "recipe=bridge", "tau.start=0.1", "remove_below=0.05"),  # tokens leave the sequence
+        ("method.name=gumbel_ste",),
+    ],
+    ids=" ".join,
 )
-def test_each_run_learns_what_it_would_alone(tmp_path: Path, kind: tuple[str, ...]) -> None:
+def test_each_run_learns_what_it_would_alone(tmp_path: Path, norms: list[float], kind: tuple[str, ...]) -> None:
     configs = {seed: load_config(CONFIG, [*SHORT, *kind, f"seed={seed}"]) for seed in (42, 123)}
     train_in_step([(config, tmp_path / f"beside-{seed}") for seed, config in configs.items()])
+    together = {seed: norms[place :: len(configs)] for place, seed in enumerate(configs)}
     for seed, config in configs.items():
+        norms.clear()
         train_pruner(config, tmp_path / f"alone-{seed}", quiet=True)
+        assert len(norms) == 2 and together[seed] == pytest.approx(norms, rel=1e-4)
         # Not weight by weight: Adam makes a whole step of a gradient that is nothing but rounding.
         alone, beside = (
             [

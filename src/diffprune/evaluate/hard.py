@@ -5,18 +5,10 @@ from statistics import fmean
 from typing import Any
 
 from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.bootstrap import resample_questions, resample_seeds
+from diffprune.evaluate.bootstrap import resample_questions
 from diffprune.evaluate.downscale import DOWNSCALE
-from diffprune.evaluate.rows import (
-    Cell,
-    Origins,
-    add_intervals,
-    enough_resamples,
-    joined_origin,
-    leads_of,
-    over_runs,
-    place_of,
-)
+from diffprune.evaluate.leads import Resampled, add_intervals, enough_resamples, leads_of
+from diffprune.evaluate.rows import Origins, joined_origin, over_runs, place_of
 
 HARD = "hard"  # as `tasks` of a summary row
 FEWEST = 50  # questions of which a percentage is told
@@ -50,18 +42,18 @@ def hard_rows(
     runs = [one for one in answers[1:] if one.entry.method != DOWNSCALE and counts.get(one.entry.keep, 0) >= FEWEST]
     resamples = enough_resamples(len(leads_of({(one.entry.method, one.entry.keep) for one in runs}, versus)))
     rows: list[dict[str, Any]] = []
-    over_seeds: dict[Cell, Any] = {}
+    resampled = Resampled()
     for keep in dict.fromkeys(one.entry.keep for one in runs):
         same = [one for one in runs if one.entry.keep == keep]  # asked the same questions, so resampled together
         marks = [_marks(one, hard[keep]) for one in same]
         drawn = resample_questions([{HARD: one} for one in marks], {HARD: [100.0] * counts[keep]}, resamples=resamples)
         for method in dict.fromkeys(one.entry.method for one in same):
             of = [place for place, one in enumerate(same) if one.entry.method == method]
-            over_seeds[method, keep] = resample_seeds(drawn[:, of], of=f"{method} at {keep}")
+            resampled.add((method, keep), [same[place].entry.seed for place in of], drawn[:, of])
             row = {"method": method, "keep": keep, **over_runs([fmean(marks[place]) for place in of])}
             row |= {"num_hard": counts[keep], "tasks": HARD}
             rows.append(row | joined_origin([place_of(same[place].entry) for place in of], origins or {}))
-    add_intervals(rows, over_seeds, versus)
+    add_intervals(rows, resampled, versus)
     return rows, few
 
 

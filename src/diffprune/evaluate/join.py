@@ -23,6 +23,8 @@ from diffprune.types import Budget
 
 REST = "*"  # among the methods: all that are not named
 SAME_MODEL = 1.0  # points of a task's score by which two runs of one full model may differ, from rounding
+ASKED = "questions"  # of what answers follow from (`Sheet.made_by`): words and pictures
+ALIKE = (ASKED, "model", "positions", "precision", "length", "harness")  # where it differs, a joined file says so
 
 
 def join_sheets(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[Sheet, int]:
@@ -109,8 +111,8 @@ def join_files(
         tuned: By pattern of method names (`diffprune*`, the first that fits) how the settings of the trained ones were
             found.
         hard: Sum up once more over hard questions, as `diffprune eval --hard`.
-        mixed: The parts may come from several commits and kinds of device; the notes then say which methods did not
-            come from the first part's. Without it they are refused.
+        mixed: The parts may come from several commits and kinds of device, or be about other pictures; the notes then
+            say which methods were not measured as the first part's. Without it they are refused.
     """
     parts = [read_results(path) for path in paths]
     given = [read_sheet(answers_file(path)) for path in paths]
@@ -125,6 +127,12 @@ def join_files(
     parts = [whole_run([parts[place] for place in places], given[places[0]]) for places in runs]
     paths = [paths[places[0]] for places in runs]
     joined, differ = join_sheets(sheets, [str(path) for path in paths])
+    for path, part in zip(paths, sheets, strict=True):
+        if not mixed and (odd := _unlike(sheets[0], part).get(ASKED)):
+            raise ValueError(
+                f"{paths[0]} and {path} asked about other pictures ({odd[1]}; {odd[0]}); measure them with the same, "
+                "or add --mixed"
+            )
     sheet = replace(joined, answers=choose_runs(joined.answers, methods, budgets, without))
     if versus is not None and versus not in {one.entry.method for one in sheet.answers}:
         raise ValueError(f"--versus {versus!r} is not among the methods joined")
@@ -172,6 +180,8 @@ def whole_run(parts: Sequence[Results], first: Sheet) -> Results:
     return replace(
         parts[0],
         command=" && ".join(dict.fromkeys(part.command for part in parts)),
+        commit=", ".join(dict.fromkeys(part.commit for part in parts)),
+        device=", ".join(dict.fromkeys(part.device for part in parts)),
         date=max(part.date for part in parts),
         notes=parts[0].notes.partition(f"; shard {first.made_by[SHARD]}")[0],
     )
@@ -194,17 +204,28 @@ def part_origins(parts: Sequence[Results], sheets: Sequence[Sheet], tuned: Mappi
 
 
 def other_origins(parts: Sequence[Results], sheets: Sequence[Sheet], methods: Collection[str]) -> list[str]:
-    """Which of the methods were measured at another commit or on another kind of device than the first part."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Which of the methods were measured at another commit, on another device or otherwise than the first part."""
+    found: dict[str, list[str]] = {}
     for part, sheet in zip(parts, sheets, strict=True):
+        names = [one.entry.method for one in sheet.answers[1:] if one.entry.method in methods]
         if (part.commit, part.device) != (parts[0].commit, parts[0].device):
-            names = [one.entry.method for one in sheet.answers[1:] if one.entry.method in methods]
-            found.setdefault((part.commit, part.device), []).extend(names)
-    return [
-        f"{', '.join(dict.fromkeys(names))}: commit {commit} on {device}"
-        for (commit, device), names in found.items()
-        if names
-    ]
+            found.setdefault(f"commit {part.commit} on {part.device}", []).extend(names)
+        for key, (own, first) in _unlike(sheets[0], sheet).items():
+            found.setdefault(f"{key} {own} (others {first})", []).extend(names)
+    return [f"{', '.join(dict.fromkeys(names))}: {words}" for words, names in found.items() if names]
+
+
+def _unlike(first: Sheet, other: Sheet) -> dict[str, tuple[str, str]]:
+    """What the other's answers follow from and the first's do not, each beside the first's; a sheet may not know."""
+    both = {
+        key: (other.made_by[key], first.made_by[key]) for key in ALIKE if key in first.made_by.keys() & other.made_by
+    }
+    return {key: pair for key, pair in both.items() if len({_essence(key, value) for value in pair}) > 1}
+
+
+def _essence(key: str, value: str) -> str:
+    """What counts of a text: of a model its weights, wherever they lie."""
+    return value.rpartition(" ")[2] if key == "model" else value
 
 
 def _pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:

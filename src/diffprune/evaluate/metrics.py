@@ -48,7 +48,7 @@ def mean(units: list[float]) -> Scored:
     """The mean of units that already are percentages."""
     if not units:
         raise ValueError("There are no answers to score: give at least one.")
-    return Scored(sum(units) / len(units), units)
+    return Scored(min(sum(units) / len(units), 100.0), units)  # rounding of weighted units may lead above it
 
 
 def _check(outputs: Sequence, *others: Sequence) -> None:

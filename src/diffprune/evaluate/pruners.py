@@ -9,6 +9,7 @@ from typing import Any
 from diffprune.config import RunConfig
 from diffprune.evaluate.answers import Entry
 from diffprune.evaluate.downscale import DOWNSCALE, require_forms
+from diffprune.evaluate.leads import THROTTLED
 from diffprune.evaluate.rows import Origins, place_of
 from diffprune.evaluate.runner import Measurement
 from diffprune.evaluate.throttled import Throttle, load_throttled, run_config
@@ -19,7 +20,6 @@ from diffprune.model import PrunedVLM
 from diffprune.recipes import Recipe, is_diffprune, recipe_values
 from diffprune.types import Budget
 
-THROTTLED = "-throttled"  # behind the label of a pruner that is run as in training
 RECIPES: tuple[Recipe, ...] = ("paper", "bridge", "default")  # the one that sets the most first
 TOP_K = "top-k"  # the choice of an artefact that names none
 ORACLE = "oracle"  # the method that a source of questions makes for its pictures

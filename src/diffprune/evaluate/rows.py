@@ -1,28 +1,16 @@
 """Rows of a results file from scored answers: one per method, budget, seed and task, and summaries of them."""
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-
 from diffprune.evaluate.answers import Answers, Entry, Keep, mean_keys
-from diffprune.evaluate.bootstrap import (
-    LEVEL,
-    RESAMPLES,
-    holm,
-    interval,
-    resample_questions,
-    resample_seeds,
-    two_sided_p,
-)
+from diffprune.evaluate.bootstrap import resample_questions
+from diffprune.evaluate.leads import Cell, Resampled, add_intervals, enough_resamples, leads_of
 from diffprune.evaluate.retention import retention
 
-Cell = tuple[str, Keep]  # method and budget of a summary row
 Place = tuple[str, Keep, int]  # method, budget and seed of a run
 Origins = Mapping[Place, Mapping[str, str]]  # where a run comes from, in keys of `ORIGIN_KEYS`
-NO_RIVALS = ("full", "oracle", "blind")  # they are no choice of tokens that could be deployed
 ORIGIN_KEYS = ("recipe", "choice", "tuned", "commit", "command")
 
 
@@ -44,7 +32,8 @@ def quality_rows(
     Args:
         versus: A method; summary rows of the others at a budget that it has too get its `lead` over them in points of
             retention, the interval of that, `lead_ci95`, `lead_p` (corrected by Holm's rule for all leads of the
-            table) and `lead_holds`; `versus` then names it.
+            table) and `lead_holds`; `versus` then names it. Rows of what is throttled have a `gap` to the same scorers
+            with tokens dropped, and `gap_ci95`.
         also: Tasks over which everything is summed up once more; then `tasks` distinguishes the summary rows.
         chance: By task the score of guessing, to be written into the rows of the tasks that have one.
         notes: By task what the reader of its rows must know, to be written into them.
@@ -104,7 +93,9 @@ def summary_rows(
     units = [{task: one.units[task] for task in measured} for one in answers]
     count = enough_resamples(len(leads_of(groups, versus)))
     drawn = resample_questions(units, {task: full.units[task] for task in measured}, resamples=count)
-    over_seeds = {key: resample_seeds(drawn[:, places], of=f"{key[0]} at {key[1]}") for key, places in groups.items()}
+    resampled = Resampled()
+    for key, places in groups.items():
+        resampled.add(key, [answers[place].entry.seed for place in places], drawn[:, places])
     rows = []
     for (method, keep), places in groups.items():
         same = [answers[place] for place in places]
@@ -117,7 +108,7 @@ def summary_rows(
             **mean_keys(same),
         }
         rows.append(row if tasks is None else row | {"tasks": tasks})
-    add_intervals(rows, over_seeds, versus)
+    add_intervals(rows, resampled, versus)
     return rows
 
 
@@ -130,65 +121,6 @@ def over_runs(retained: Sequence[float]) -> dict[str, Any]:
         "ci_over": "seeds and questions" if several else "questions",
         "n_seeds": len(retained),
     }
-
-
-def leads_of(cells: Collection[Cell], versus: str | None) -> list[Cell]:
-    """Of the methods and budgets those that `versus` is compared with: it has the same budget."""
-    known = set(cells)
-    return [(method, keep) for method, keep in cells if method != versus and (versus or "", keep) in known]
-
-
-def enough_resamples(num_leads: int) -> int:
-    """Of the smallest p that resamples can give, as many as there are leads must stay below the level."""
-    return max(RESAMPLES, round(5 / LEVEL) * num_leads)
-
-
-def add_intervals(
-    rows: Sequence[dict[str, Any]], over_seeds: Mapping[Cell, Float[np.ndarray, " resamples"]], versus: str | None
-) -> None:
-    """Give every summary row its interval, its lead where it has one, and the mark of the best and the second.
-
-    Args:
-        over_seeds: By method and budget its retention in every resample.
-    """
-    by_cell = {(row["method"], row["keep"]): row for row in rows}
-    for cell, row in by_cell.items():
-        row["ci95"] = interval(over_seeds[cell])
-    ahead = {cell: over_seeds[versus or "", cell[1]] - over_seeds[cell] for cell in leads_of(by_cell, versus)}
-    corrected = holm([two_sided_p(values) for values in ahead.values()])
-    for (cell, values), p in zip(ahead.items(), corrected, strict=True):
-        low, high = interval(values)
-        row = by_cell[cell]
-        row |= {
-            "versus": versus,
-            "lead": by_cell[versus or "", cell[1]]["retention"] - row["retention"],
-            "lead_ci95": [low, high],
-            "lead_p": p,
-            "lead_holds": p < LEVEL and not low <= 0 <= high,
-        }
-    for keep in dict.fromkeys(keep for _, keep in by_cell):
-        _rank([row for row in rows if row["keep"] == keep], over_seeds, versus)
-
-
-def _rank(
-    rows: Sequence[dict[str, Any]], over_seeds: Mapping[Cell, Float[np.ndarray, " resamples"]], versus: str | None
-) -> None:
-    """Mark the best method of a budget, and the second, where the interval of its lead over all below leaves 0 out.
-
-    To be ahead of all is to pass every one of these tests, so their number asks for no correction; but what the leads
-    of `versus` do not claim is not claimed by a mark.
-    """
-    rivals = [row for row in rows if row["method"] not in NO_RIVALS and not row["method"].endswith("-throttled")]
-    rivals.sort(key=lambda row: -row["retention"])
-    for place, row in enumerate(rivals[:2]):
-        own = over_seeds[row["method"], row["keep"]]
-        below = rivals[place + 1 :]
-        claimed = below if row["method"] == versus else [row] if versus in {other["method"] for other in below} else []
-        if not below or not all(one.get("lead_holds", True) for one in claimed):
-            return
-        if any(interval(own - over_seeds[other["method"], other["keep"]])[0] <= 0 for other in below):
-            return
-        row["rank"] = place + 1
 
 
 def _retentions(same: Sequence[Answers], full: Answers, measured: Sequence[str]) -> list[float]:

@@ -53,6 +53,7 @@ class Measurement(Entry):
         blind: The prompts have no pictures.
         oracle: The pruner is the one that the source of the questions makes for the pictures at hand.
         shrunk: Pictures are made smaller until they have `keep` tokens, and none is dropped.
+        by: Who answers, where that is not the model that encodes: another copy of it, for studies.
     """
 
     pruner: Pruner
@@ -60,6 +61,7 @@ class Measurement(Entry):
     blind: bool = False
     oracle: bool = False
     shrunk: bool = False
+    by: PrunedVLM | None = None
 
 
 # Answers -------------------------------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def make_runs(vlm: PrunedVLM, measurements: Iterable[Measurement]) -> list[Run]:
     """The measurements with the full model before them, each with the model that it deploys."""
     assert vlm.method.name == FULL, "answers are compared with the full model's"
     everything = [Measurement(method=FULL, keep=1.0, seed=0, pruner=vlm.method), *measurements]
-    return [Run(one, vlm.with_method(one.pruner, keep=one.keep)) for one in everything]
+    return [Run(one, (one.by or vlm).with_method(one.pruner, keep=one.keep)) for one in everything]
 
 
 @torch.inference_mode()

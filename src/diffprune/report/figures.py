@@ -12,6 +12,7 @@ from diffprune.report.quality import OURS, name_rows
 from diffprune.results import Results, Row
 
 KINDS = ("png", "svg")
+CONDITION = ("device", "backbone", "num_text", "path")  # what times that are compared have in common
 LINES = 9  # methods of a figure; more cannot be told apart
 COLOURS = {OURS: "#c0392b", "random": "#8a8a8a", "oracle": "#222222"}
 OTHERS = ("#2c6fbb", "#2e8b57", "#b7950b", "#8e44ad", "#16a085", "#d35400", "#5d6d7e", "#c2185b")
@@ -29,7 +30,12 @@ STYLE: Any = {
 def draw_figures(found: Mapping[str, Results], folder: Path) -> dict[str, list[Path]]:
     """Write the figures of every file that has any into `folder`; by file the PNGs, each with an SVG beside it."""
     drawn: dict[str, list[Path]] = {}
-    speed = [row for results in found.values() for row in name_rows(results.rows) if "ttft_ms" in row]
+    speed = [
+        {"device": results.device, **row}
+        for results in found.values()
+        for row in name_rows(results.rows)
+        if "ttft_ms" in row
+    ]
     for name, results in found.items():
         summary = _summary(results)
         if len({row["keep"] for row in summary}) > 1:
@@ -58,20 +64,37 @@ def choose_methods(rows: Sequence[Row], limit: int = LINES) -> list[str]:
 
 
 def match_times(rows: Sequence[Row], speed: Sequence[Row]) -> list[dict[str, Any]]:
-    """Summary rows with the measured `ttft_ms` of the same method at the same budget, one request, fast path first."""
+    """Summary rows with the measured `ttft_ms` of the same method at the same budget, one request.
+
+    All times are of one model, text, path and device, or they could not stand side by side: of those that know two
+    methods the fast path's, then those that know most.
+    """
+    conditions: dict[tuple[Any, ...], list[Row]] = {}
+    for one in speed:
+        if one.get("batch") == 1:  # rows of serving have none
+            conditions.setdefault(tuple(one.get(key) for key in CONDITION), []).append(one)
+    found = [_at_these(rows, timed) for timed in conditions.values()]
+    found = [pairs for pairs in found if len({row["method"] for row in pairs}) > 1]
+    return max(found, key=lambda pairs: (pairs[0]["path"] == "fast", len(pairs)), default=[])
+
+
+def _at_these(rows: Sequence[Row], timed: Sequence[Row]) -> list[dict[str, Any]]:
+    """The summary rows of which there is a time under one condition."""
     found = []
     for row in rows:
-        same = [
-            one
-            for one in speed
-            if one["method"] == row["method"]
-            and one["batch"] == 1
-            and row["keep"] in (one.get("keep"), one.get("num_kept"))
-        ]
-        same.sort(key=lambda one: one["path"] != "fast")
-        if same:
-            found.append({**row, "ms": same[0]["ttft_ms"], "where": f"{same[0]['backbone']}, {same[0]['path']} path"})
-    return found if len({row["method"] for row in found}) > 1 else []
+        one = next(
+            (
+                one
+                for one in timed
+                if one["method"] == row["method"] and row["keep"] in (one.get("keep"), one.get("num_kept"))
+            ),
+            None,
+        )
+        if one is not None:
+            text = f", {one['num_text']} text tokens" if "num_text" in one else ""
+            where = f"{one['backbone']}{text}, {one['path']} path"
+            found.append({**row, "ms": one["ttft_ms"], "path": one["path"], "where": where})
+    return found
 
 
 def _draw(path: Path, fill: Any, rows: Sequence[Row]) -> Path:

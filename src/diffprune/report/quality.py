@@ -15,7 +15,7 @@ ONE_RULE = {"cls_attention": "fastervlm"}  # two names of one rule: one row
 TRAINED = "recipe, choice"  # the column that says what a trained row is
 OURS = "diffprune"
 SMALLER = "downscale"  # the control that shrinks the picture
-VARIANTS = ("method", "positions")  # what makes a row another row
+VARIANTS = ("method", "positions", "precision")  # what makes a row another row
 FEW = 6  # methods of a list; of a longer one that is nearly everybody the exceptions are named
 
 
@@ -60,7 +60,9 @@ def about_rows(rows: Sequence[Row], *, leads: bool = True) -> list[str]:
     if any("ci95" in row for row in rows) and not any("ci_over" in row for row in rows):
         parts.append(f"Intervals are over {CI_OVER[0]} alone, seeds averaged: no lead is claimed from them.")
     parts += _leads(rows) if leads else []
+    parts += _of_one_training(rows)
     parts += _counts(rows)
+    parts += _first_tokens(rows)
     apart = [
         f"{row['method']} at {row['keep']} by {row['repeat_std']:.1f} ({row['repeat_of']})"
         for row in rows
@@ -90,10 +92,20 @@ def _leads(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _of_one_training(rows: Sequence[Row]) -> list[str]:
+    """Trained methods in leads whose interval knows nothing of their other seeds."""
+    compared = {name for row in rows if "lead_holds" in row for name in (row["method"], row["versus"])}
+    alone = [row["method"] for row in rows if row.get("n_seeds") == 1 and trained_by(row) != DASH]
+    names = [name for name in dict.fromkeys(alone) if name in compared]
+    words = "Of one training alone, so that leads over it or of it say nothing of other seeds"
+    return [f"{words}: {', '.join(names)}."] if names else []
+
+
 def _leads_of(known: Sequence[Row]) -> str:
     ours, verb, count = known[0]["versus"], "is", str(len(known))
-    if any("positions" in row for row in known):  # each method against itself
-        ours, verb, count = f"{ours} positions", "are", "the budgets of each method"
+    if any(key in row for row in known for key in VARIANTS[1:]):  # each method against itself
+        ours, verb = ("the model's own precision", "is") if "precision" in known[0] else (f"{ours} positions", "are")
+        count = "the budgets of each method"
     parts = []
     for words, sign in (("ahead of", 1), ("behind", -1)):
         said = []
@@ -137,6 +149,23 @@ def _counts(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
+def _first_tokens(rows: Sequence[Row]) -> list[str]:
+    """What fewer bits do to the first token, beside what dropping tokens does."""
+    known = [row for row in rows if "precision" in row and "first_token_kl" in row]
+    cells = {
+        (row["method"], row["keep"], row["precision"]): f"{row['precision']} {row['first_token_kl']:.2g}"
+        for row in known
+    }
+    if not cells:
+        return []
+    places = dict.fromkeys((method, keep) for method, keep, _ in cells)
+    said = [
+        f"{method} at {keep} {', '.join(cell for key, cell in cells.items() if key[:2] == (method, keep))}"
+        for method, keep in places
+    ]
+    return [f"KL of the first token to that of all tokens in the model's own precision: {'; '.join(said)}."]
+
+
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 
@@ -173,9 +202,10 @@ def summary_tables(rows: Sequence[Row]) -> list[str]:
 
 
 def by_budget(rows: Sequence[Row], cell: Callable[[Row], str], *, trained: bool = True) -> str:
-    """A table with a row per method (and rule of positions) and a column per model and budget; `cell` fills it.
+    """A table with a row per method (by rule of positions or precision) and a column per model and budget.
 
     Args:
+        cell: Fills it.
         trained: Say which recipe and choice a row is, where one was trained.
     """
     models = list(dict.fromkeys(row.get("backbone") for row in rows))
