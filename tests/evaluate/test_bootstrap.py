@@ -53,6 +53,21 @@ def test_the_interval_is_the_same_under_a_seed_and_in_any_order():
     assert np.array_equal(resample_seeds(drawn, of="x"), resample_seeds(drawn, of="x"))
 
 
+def test_a_translation_tells_no_more_about_other_questions_than_its_original():
+    generator = np.random.default_rng(4)
+    values, full = (100.0 * (generator.random(400) < 0.8)).tolist(), [100.0] * 400
+
+    def width(*names: str) -> float:
+        low, high = ci95([dict.fromkeys(names, values)], dict.fromkeys(names, full))
+        return high - low
+
+    alone = width("scenes/mmbench")
+    assert width("scenes/mmbench_cn", "scenes/mmbench") == pytest.approx(alone, rel=0.02)
+    assert width("scenes/mmbench", "scenes/seed") < 0.8 * alone
+    low, high = ci95([{"a": values, "a_cn": values[:300]}], {"a": full, "a_cn": full[:300]})  # not the same questions
+    assert high - low < 0.85 * alone
+
+
 def seeds_apart(spread: float, count: int, generator: np.random.Generator) -> tuple[list[Units], Units]:
     """Three runs whose shares of right answers differ by `spread`, and a full model that has all right."""
     shares = (0.8 - spread, 0.8, 0.8 + spread)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 Units = Mapping[str, Sequence[float]]  # per-question values by benchmark; a benchmark's score is their mean
 RESAMPLES = 10_000
 LEVEL = 0.05  # a lead holds where Holm's p is below it and the 95 % interval leaves 0 out
+TRANSLATED = "_cn"  # behind a benchmark's name: the same questions in the same order, in Chinese
 _AT_ONCE = 500  # resamples; more would only take more memory
 
 
@@ -24,6 +25,7 @@ def resample_questions(
 
     All runs are asked the same resampled questions, so that columns can be subtracted: a question that is hard for
     both does not widen the interval of their difference. Benchmarks are taken by name: their order does not matter.
+    A translation (`mmbench_cn` of `mmbench`) asks the same questions, so it is resampled as what it translates.
     """
     names = _paired_benchmarks(runs, full)
     generator = np.random.default_rng(seed)
@@ -33,8 +35,12 @@ def resample_questions(
     for first in range(0, resamples, _AT_ONCE):
         count = min(_AT_ONCE, resamples - first)
         total = np.zeros((count, len(runs)))
-        for name in names:
-            times = _times_drawn(generator, count, len(whole[name]))
+        drawn: dict[str, Float[np.ndarray, "resamples size"]] = {}
+        for name in names:  # a translation behind its original
+            first_of = _asks_as(name, whole)
+            if first_of not in drawn:
+                drawn[first_of] = _times_drawn(generator, count, len(whole[name]))
+            times = drawn[first_of]
             reference = (times @ whole[name])[:, None]
             # A resample in which the full model has nothing right has no retention: it counts as 1.
             total += np.divide(times @ pruned[name], reference, out=np.ones_like(total), where=reference > 0)
@@ -83,6 +89,12 @@ def resample_seeds(
     generator = np.random.default_rng([seed, zlib.crc32(of.encode())])
     error = retentions.std(axis=1, ddof=1) / np.sqrt(count)
     return retentions.mean(axis=1) + error * generator.standard_t(count - 1, len(retentions))
+
+
+def _asks_as(name: str, whole: Mapping[str, Float[np.ndarray, " units"]]) -> str:
+    """The benchmark whose questions it asks: another where it is a translation of that, else itself."""
+    original = name.removesuffix(TRANSLATED)
+    return original if original in whole and len(whole[original]) == len(whole[name]) else name
 
 
 def _times_drawn(generator: np.random.Generator, resamples: int, size: int) -> Float[np.ndarray, "resamples size"]:
