@@ -187,6 +187,11 @@ def test_features_of_another_layer_are_another_base(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'x/y' with other settings: .* of layer -2, and here of layer -1; load its"):
         PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
     assert PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor, allow_other_base=True)
+    config = config_of(tmp_path)
+    config["features"]["layer"] = "é" * 2000  # damaged
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"of layer 'é{76}\.\.\., and here of layer -1; load its"):
+        PrunedVLM.from_pretrained(tmp_path, base=model, processor=processor)
 
 
 @pytest.mark.parametrize("key, word", [("image_mean", "mean"), ("image_std", "deviation")])

@@ -80,7 +80,7 @@ LIBRARY: dict[str, set[str]] = {
     "saving": {"atomic", "fingerprint", "json_files", "results"},
     "fitting": {"backbones", "base_files", "fingerprint", "json_files", "methods", "ops", "registry", "tiles", "types"},
     "base_files": {"json_files"},
-    "fingerprint": set(),
+    "fingerprint": {"json_files"},
     "loading": _BASE | {"backbones", "base_files", "fitting", "saving"},
     "saved_pruners": _BASE | {"backbones", "base_files", "fingerprint", "fitting", "loading", "methods", "saving"},
     "pretrained": {"loading", "ops", "results", "saved_pruners", "saving"},

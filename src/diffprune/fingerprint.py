@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffprune.json_files import short
+
 _PREFIX = "all:"  # of a digest of all values; those without are of samples, in pruners of older versions
 _SAMPLED_VALUES = 1024
 _SMALLEST_NORMAL_HALF = 113 << 7  # the bits of 2 ** -14 as a bfloat16
@@ -114,7 +116,7 @@ def other_features(backbone: Any, wanted: Mapping[str, Any]) -> str | None:
     """
     found = features_of(backbone)
     if "layer" in wanted and wanted["layer"] != found["layer"]:
-        return f"its features are those of layer {wanted['layer']}, and here of layer {found['layer']}"
+        return f"its features are those of layer {short(wanted['layer'])}, and here of layer {short(found['layer'])}"
     for key, words in (("image_mean", "mean"), ("image_std", "deviation")):
         before, now = wanted.get(key), found[key]
         if (
@@ -122,7 +124,7 @@ def other_features(backbone: Any, wanted: Mapping[str, Any]) -> str | None:
             and now is not None
             and (len(before) != len(now) or not np.allclose(before, now, 0, 1e-4))
         ):
-            return f"its pictures were scaled by a {words} of {before}, and here by one of {now}"
+            return f"its pictures were scaled by a {words} of {short(before)}, and here by one of {short(now)}"
     return None
 
 
