@@ -171,6 +171,21 @@ def recomputing(backbone: Backbone, *, enabled: bool) -> Iterator[None]:
             del layer._gradient_checkpointing_func
 
 
+@contextmanager
+def not_recomputing(backbone: Backbone) -> Iterator[None]:
+    """Inside `recomputing`: layers run once, for what never goes backward; one that will run again takes no cache."""
+    layers: list[Any] = [
+        layer for layer in backbone.language_model.layers if getattr(layer, "gradient_checkpointing", False)
+    ]
+    for layer in layers:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = True
+
+
 def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Around a layer and around its second run: the second chooses among the attention kernels that the first had."""
     return nullcontext(), CudnnAttention(enabled=torch.backends.cuda.cudnn_sdp_enabled())

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
+from diffprune.backbones.base import Backbone
 from diffprune.backbones.prompts import Batch
 from diffprune.config import RunConfig
 from diffprune.methods.random import Random
@@ -84,6 +85,11 @@ class Objective(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    @property
+    def backbone(self) -> Backbone:
+        (vlm,) = self._vlm
+        return vlm.backbone
 
     def _temperatures(self, tau: float, samples: Sequence[Sample], step: int | str) -> float | Float[Tensor, " B"]:
         if not self.config.tau.drawn:
