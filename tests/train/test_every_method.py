@@ -1,10 +1,16 @@
 """What the pages promise of a run holds for every method that learns, not for DiffPrune alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from diffprune.config import BudgetConfig, make_config
+from diffprune.model import PrunedVLM
+from diffprune.train.objective import Objective
+from tests import tiny
 from tests.train import runs
 from tests.train.runs import train
 from tests.train.test_learned import INSIDE, OPTIONS
@@ -25,3 +31,29 @@ def test_running_layers_again_changes_neither_losses_nor_validations(name: str, 
     assert [again[key] for key in ("throttled", "hard")] == pytest.approx(
         [once[key] for key in ("throttled", "hard")], rel=1e-6
     )
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_step_may_hold_prompts_that_keep_all_their_tokens(name: str, disk: Path, tmp_path: Path) -> None:
+    """A pass whose prompts lose none has no part in the gradient; in other passes some layers may lose none."""
+    keep = {"keep": None, "range": [15, 16]}  # of 16 tokens
+    found = []
+    for batch_size in (1, 4):
+        optim = {"batch_size": batch_size, "accumulate": 4 // batch_size, "steps": 3, "weight_decay": 0.1}
+        train(disk, tmp_path / str(batch_size), method=named(name), budget=keep, optim=optim)
+        found.append(runs.losses(tmp_path / str(batch_size)))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_every_parameter_has_a_gradient_where_several_processes_wait_for_it(name: str, disk: Path) -> None:
+    model, processor = tiny.build("llava")
+    config = make_config(runs.values(disk / "model", disk / "data", method=named(name), budget={"keep": 15}))
+    vlm = PrunedVLM(model, processor, method=name, keep=15, **OPTIONS.get(name, {}))
+    objective = Objective(vlm, config, runs.Endless(config.data, 0))
+    for keep in (15, 16):
+        vlm.method.zero_grad()
+        objective.config = replace(config, budget=BudgetConfig(keep=keep))
+        loss, _ = objective([runs.Endless(config.data, 0).sample(1)], 0, 1.0, torch.tensor(9.0))
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in vlm.method.parameters())

@@ -54,8 +54,7 @@ class Objective(nn.Module):
         """
         (vlm,), config = self._vlm, self.config
         if not samples and not config.backbone.shard:  # all broken: others still wait for this process's gradients
-            nothing = sum((parameter.sum() * 0 for parameter in self.parameters()), torch.zeros((), device=self.device))
-            return nothing, torch.zeros((), device=self.device)  # type: ignore[return-value]
+            return self._nothing(), torch.zeros((), device=self.device)
         if not samples:  # others wait for this process's part of every layer too
             loss, entropy = self(BLANK, step, tau, num_targets, kind=kind, batch=prepare_pictures(vlm, BLANK))
             return loss * 0, entropy * 0
@@ -80,11 +79,18 @@ class Objective(nn.Module):
             remove_below=config.remove_below,
             return_alpha=True,
         )
+        if vlm.method.is_inside:  # where all tokens may stay, it is not asked at some layers, or at none
+            loss = loss + self._nothing()
         return loss, (alpha.detach() * (1 - alpha.detach())).sum().float()
 
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def _nothing(self) -> Float[Tensor, ""]:
+        """0, of all parameters: several processes wait for a gradient of each."""
+        zeros = [parameter.sum() * 0 for parameter in self.parameters() if parameter.requires_grad]
+        return torch.stack(zeros).sum()
 
     @property
     def backbone(self) -> Backbone:
