@@ -202,6 +202,10 @@ class Pruner(nn.Module, ABC):
     def start_training(self) -> None:  # most methods need nothing here
         """Make what exists for training only, under names that start with `throttle_`; called once, before a run."""
 
+    def at_step(self, step: int) -> None:  # most methods need nothing here
+        """Told before each pass of a training of which optimiser step, from 0, it is; what changes over a run follows
+        from that and not from the number of passes, which another batch size or number of processes changes."""
+
     def average(self, num_layers: int, num_visual: int, keep: int) -> float:
         """Visual tokens a decoder layer sees, mean over all layers: the other meaning of "K tokens" in tables."""
         return keep

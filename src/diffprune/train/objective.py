@@ -65,6 +65,8 @@ class Objective(nn.Module):
         if kind == "random":
             lm = vlm.splice(batch, tokens, Random().deploy(tokens, to_device(counts, tokens.x.device)))
             return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
+        if isinstance(step, int):
+            vlm.method.at_step(step)
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
             tokens = replace(tokens, regions=self.feed.regions(vlm, tokens, samples))
