@@ -60,7 +60,7 @@ class Decoder(ABC):
         """The loss of the answers, and the weights the visual tokens had in it (None on the deployed path).
 
         Args:
-            kept: What `lm` was made of; None where there is no picture.
+            kept: What `lm` was made of, a penalty by prompts; None where there is no picture.
             num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
             num_prompts: Of which this batch's are a part; a method's penalty, a mean over prompts, weighs by that part.
         """

@@ -172,9 +172,12 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         else:
             tokens, kept = restrict(self.rule, tokens, k, remove_below=remove_below, **step)  # Eqs. 5, 6; Section 4.3
         if kept is not None and kept.own_loss is not None:  # a method that learns from pictures alone
-            loss, alpha = share_of(kept.own_loss, batch.labels, num_targets, num_prompts), kept.alpha
+            own = self.prompt_means(batch, kept.own_loss)
+            loss, alpha = share_of(own, batch.labels, num_targets, num_prompts), kept.alpha
         else:
             lm = self.splice(batch, tokens, kept)  # [B, T, L]
+            if kept is not None and kept.penalty is not None:
+                kept = kept._replace(penalty=self.prompt_means(batch, kept.penalty))
             whole = {"num_targets": num_targets, "num_prompts": num_prompts}
             loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, **whole, **step)
         return (loss, alpha) if return_alpha else loss
@@ -299,6 +302,15 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             return None
         rows = to_device(torch.tensor(batch.row_of_image), counts.device)
         return counts.new_zeros(len(batch.features["input_ids"])).index_add_(0, rows, counts)
+
+    def prompt_means(self, batch: Batch, values: Float[Tensor, " I"]) -> Float[Tensor, " B"]:
+        """What each image has as a mean over each prompt's images, 0 where it has none."""
+        rows, count = batch.row_of_image, len(batch.features["input_ids"])
+        if list(rows) == list(range(count)):
+            return values
+        shares = torch.tensor([1 / rows.count(row) for row in rows], dtype=values.dtype)
+        index = to_device(torch.tensor(rows), values.device)
+        return values.new_zeros(count).index_add(0, index, values * to_device(shares, values.device))
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:

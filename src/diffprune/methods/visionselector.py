@@ -112,8 +112,8 @@ class VisionSelector(TrainablePruner):
 
 def hardness_loss(
     z: Float[Tensor, "B N"], chosen: Bool[Tensor, "B N"], mask: Bool[Tensor, "B N"], response: Response
-) -> Float[Tensor, ""]:
-    """Binary cross-entropy between the weights f(z) and the hard choice, mean over each image's tokens, then images.
+) -> Float[Tensor, " B"]:
+    """Binary cross-entropy between the weights f(z) and the hard choice, mean over its tokens, of each image.
 
     Of z and not of the weights, so that nothing is clamped. Both sum to k, so the gradient in a logit is
     (alpha_i - h_i) / (N tau) for the sigmoid response: it pushes what is on top now further up, whatever the task says.
@@ -127,4 +127,4 @@ def hardness_loss(
     free = mask & z.isfinite()  # where all or nothing stays, the weights are the choice and cost nothing
     signed = torch.where(chosen, z, -z).where(free, 0.0)
     cost = -log_weight(signed, response=response).where(free, 0.0)
-    return (cost.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+    return cost.sum(-1) / mask.sum(-1).clamp(min=1)
