@@ -17,6 +17,7 @@ class AnswerStates(NamedTuple):
         hidden: Last hidden states.
         targets: What each of them should say next, -100 where nothing.
         kept: With soft masks: True at visual tokens that are kept.
+        tokens: With soft masks: which of the batch's visual tokens each column is, -1 at text.
         alpha: With decisions inside the layers: the weight of each visual token in the end, 0 elsewhere.
         penalty: Of the method's decisions, of each prompt.
         num_targets: How many targets there are, where that is known without waiting for the device.
@@ -25,6 +26,7 @@ class AnswerStates(NamedTuple):
     hidden: Float[Tensor, "B T L"]
     targets: Int[Tensor, "B T"]
     kept: Bool[Tensor, "B T"] | None = None
+    tokens: Int[Tensor, "B T"] | None = None
     alpha: Float[Tensor, "B T"] | None = None
     penalty: Float[Tensor, " B"] | None = None
     num_targets: int | None = None
@@ -63,15 +65,26 @@ def distance_from_full(
     num_targets: int | Tensor | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " B"]]:
     """How far a masked pass is from the one without masks: in what it says, summed over `num_targets` as the answers'
-    own loss, and in the tokens that each prompt keeps, mean over them."""
+    own loss, and in the tokens that each prompt keeps, mean over them. Columns of either may have been taken out."""
     assert states.kept is not None
     wanted, kept = states.targets != -100, states.kept
-    ours, theirs = (head(one.hidden[wanted]).float().log_softmax(-1) for one in (states, full))
+    ours, theirs = (head(one.hidden[one.targets != -100]).float().log_softmax(-1) for one in (states, full))
     answers = F.kl_div(ours, theirs, reduction="sum", log_target=True)
     answers = answers / (wanted.sum() if num_targets is None else num_targets)
-    moved = (states.hidden - full.hidden).float().where(kept[..., None], 0.0).square().mean(-1)  # [B, T]
+    if weights.tokens == 0:
+        return weights.answers * answers, states.hidden.new_zeros(len(kept), dtype=torch.float32)
+    moved = (states.hidden - at_tokens_of(states, full)).float().where(kept[..., None], 0.0).square().mean(-1)  # [B, T]
     tokens = moved.sum(-1) / kept.sum(-1).clamp(min=1)
     return weights.answers * answers, weights.tokens * tokens
+
+
+def at_tokens_of(states: AnswerStates, full: AnswerStates) -> Float[Tensor, "B T L"]:
+    """The hidden states of `full` at the visual tokens that stand in the columns of `states`."""
+    assert states.tokens is not None and full.tokens is not None
+    whole = full.tokens.flatten()
+    columns = (whole >= 0).nonzero().squeeze(-1)
+    place = whole.new_zeros(int(whole.max()) + 1).index_put((whole[columns],), columns)
+    return full.hidden.flatten(0, 1)[place[states.tokens.clamp_min(0)]]
 
 
 def share_of(

@@ -178,8 +178,10 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             lm = self.splice(batch, tokens, kept)  # [B, T, L]
             if kept is not None and kept.penalty is not None:
                 kept = kept._replace(penalty=self.prompt_means(batch, kept.penalty))
-            whole = {"num_targets": num_targets, "num_prompts": num_prompts}
-            loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, **whole, **step)
+            more: dict[str, Any] = {"num_targets": num_targets, "num_prompts": num_prompts}
+            if tokens is not None and kept is not None and kept.distillation is not None and kept.index is not None:
+                more["whole"] = self.splice(batch, tokens, Kept(tokens.x, tokens.everything))
+            loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, **more, **step)
         return (loss, alpha) if return_alpha else loss
 
     forward = loss

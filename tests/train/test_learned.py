@@ -83,6 +83,21 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_parts(name: str, keep: tuple[int,
     torch.testing.assert_close(loss(slice(0, 2)), loss(slice(0, 1)) + loss(slice(1, 2)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["dynamicvit", "dynamicvit[token_weight=0.5]"])
+def test_the_unpruned_model_keeps_the_tokens_that_are_taken_out(name: str) -> None:
+    """What a step is held to is the same whether hidden tokens are there or removed."""
+    vlm = learner(name)
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, mean=0.05, std=0.2)
+    batch = vlm.prepare(pictures(), QUESTIONS, ANSWERS)
+    keep = torch.tensor([4, 16])  # nothing is taken out of the second
+    left, right = (vlm.loss(batch, keep=keep, generator=noise(), remove_below=threshold) for threshold in (0.0, 1e-3))
+    alone = learner(f"{name[:-1]};answer_weight=0.0]" if "[" in name else f"{name}[answer_weight=0.0;token_weight=0.0]")
+    torch.testing.assert_close(right, left, rtol=1e-5, atol=1e-5)
+    alone.method.load_state_dict(vlm.method.state_dict())
+    assert left > alone.loss(batch, keep=keep, generator=noise()) + 1e-4
+
+
 @pytest.mark.parametrize("name", [*LEARNED, "gumbel_ste[choice=token]"])
 def test_prompts_of_any_number_of_pictures_weigh_alike(name: str) -> None:
     vlm = learner(name)

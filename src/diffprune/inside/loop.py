@@ -194,6 +194,7 @@ def masked_states(
         hidden=backbone.language_model.norm(stream.hidden),
         targets=following.gather(1, stream.source).masked_fill(silent, IGNORE),
         kept=stream.visual & (soft_mask > 0.5),
+        tokens=None if lm.origin is None else lm.origin.index.gather(1, stream.source).masked_fill(~stream.visual, -1),
         alpha=soft_mask.detach().masked_fill(~stream.visual, 0.0),
         penalty=penalty,
     )
