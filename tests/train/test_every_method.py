@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from diffprune.config import BudgetConfig, make_config
+from diffprune.methods.oc_vtp import OCVTP
 from diffprune.model import PrunedVLM
 from diffprune.train.objective import Objective
 from tests import tiny
 from tests.train import runs
 from tests.train.runs import train
-from tests.train.test_learned import INSIDE, OPTIONS
+from tests.train.test_learned import INSIDE, LEARNED, OPTIONS
 from tests.train.test_run import records
 
 
@@ -57,3 +58,19 @@ def test_every_parameter_has_a_gradient_where_several_processes_wait_for_it(name
         loss, _ = objective([runs.Endless(config.data, 0).sample(1)], 0, 1.0, torch.tensor(9.0))
         loss.backward()
         assert all(parameter.grad is not None for parameter in vlm.method.parameters())
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_budget_of_all_tokens_is_told_of_every_method(name: str, disk: Path, tmp_path: Path) -> None:
+    summary = train(disk, tmp_path, method=named(name), optim={"steps": 1}, budget={"keep": 1.0})
+    (said,) = summary["warnings"]
+    assert "the budget keeps every token of the held-out pictures" in said
+
+
+def test_a_loss_of_pictures_alone_is_not_compared_with_that_of_answers(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_loss = OCVTP.own_loss
+    monkeypatch.setattr(OCVTP, "own_loss", lambda *given, **options: own_loss(*given, **options) / 1000)
+    summary = train(disk, tmp_path, method=named("oc_vtp"), optim={"steps": 1})
+    assert summary["best"]["throttled"] < summary["best"]["hard"] < summary["random"] and not summary["warnings"]

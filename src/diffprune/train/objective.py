@@ -31,6 +31,7 @@ class Objective(nn.Module):
         self.method = vlm.method
         self._vlm = (vlm,)  # in a tuple: the method must not be registered twice
         self.config, self.feed = config, feed
+        self.dropped = 0  # tokens of held-out pictures, over all hard losses
 
     def forward(
         self,
@@ -61,6 +62,7 @@ class Objective(nn.Module):
         batch, tokens = self.feed.encode(vlm, samples, batch)
         counts = self._budgets(tokens, samples, step)
         if kind == "hard":
+            self.dropped += 0 if samples is BLANK else int((tokens.counts.cpu() - counts).sum())
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         if kind == "random":
             lm = vlm.splice(batch, tokens, Random().deploy(tokens, to_device(counts, tokens.x.device)))

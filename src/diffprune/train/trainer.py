@@ -17,7 +17,7 @@ from diffprune.backbones.prompts import Batch
 from diffprune.config import RunConfig
 from diffprune.fingerprint import base_fingerprint, sampled_fingerprint
 from diffprune.fitting import wrap_backbone
-from diffprune.methods.base import ScoringPruner
+from diffprune.methods.base import ScoringPruner, SelfSupervisedPruner
 from diffprune.methods.options import build_method, require_trainable
 from diffprune.model import PrunedVLM
 from diffprune.schedules import Schedule, resolve_steps
@@ -350,7 +350,11 @@ class Trainer:
                 (record["reversed"],) = self._held_out_losses(("hard",))
             total, count = self.sum_up(sum(float(one.sum()) for one in deviations), sum(map(len, deviations)))
             record["deviation"] = total / max(1.0, count)
-        new = {key: said for key, said in signs(record).items() if key not in self.state.warned}
+        method, objective = self.vlm.method, self.accelerator.unwrap_model(self.objective)
+        (dropped,) = self.sum_up(objective.dropped)
+        throttles = not (isinstance(method, SelfSupervisedPruner) or method.learns_from_regions)
+        found = signs(record, whole=not dropped, throttles=throttles)
+        new = {key: said for key, said in found.items() if key not in self.state.warned}
         self.state.warned |= new
         return list(new.values())
 
