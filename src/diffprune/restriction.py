@@ -30,11 +30,8 @@ def restrict(
             still what is differentiated.
     """
     kept = rule.restrict(tokens, k, tau=tau, generator=generator)
-    if kept.own_loss is not None:
-        return tokens, kept
-    if rule.is_inside:
-        if remove_below > 0:
-            raise ValueError(f"remove_below={remove_below} is for choices before the language model; set it to 0")
+    if rule.is_inside or kept.own_loss is not None:
+        refuse_removal(remove_below)
         return tokens, kept
     if kept.soft_mask is None:
         tokens = replace(tokens, planes=restrict_planes(tokens, kept.alpha, generator))
@@ -42,6 +39,15 @@ def restrict(
         index = survivors(kept.alpha, k, tokens.mask, remove_below)
         kept = kept._replace(x=take_tokens(kept.x, index), index=index)
     return tokens, kept
+
+
+def refuse_removal(remove_below: float) -> None:
+    """An error where tokens are to be taken out of a sequence that none is weakened in."""
+    if remove_below > 0:
+        raise ValueError(
+            f"remove_below={remove_below} is for choices before the language model that learn from its loss; set it to "
+            "0, as recipe=default does"
+        )
 
 
 def with_soft_mask(lm: LMInputs, soft_mask: Float[Tensor, "B N"]) -> LMInputs:

@@ -174,8 +174,8 @@ def test_every_picture_may_have_a_temperature_of_its_own(name: str) -> None:
         assert not torch.allclose(gradients(torch.tensor([0.7, 2.0], dtype=torch.float64)), one)
 
 
-@pytest.mark.parametrize("name", INSIDE)
-def test_removal_is_not_for_what_is_chosen_inside_the_language_model(name: str) -> None:
+@pytest.mark.parametrize("name", [*INSIDE, "oc_vtp"])
+def test_removal_is_not_for_what_is_chosen_inside_the_language_model_or_learned_without_it(name: str) -> None:
     vlm = learner(name)
     batch = vlm.prepare(pictures(), QUESTIONS, ANSWERS)
     with pytest.raises(ValueError, match=r"remove_below=0\.001 is for choices before the language model"):

@@ -435,6 +435,15 @@ def test_a_method_that_cannot_learn_is_refused_before_the_model_is_loaded(
     refused(disk, tmp_path, sentence, method=method)
 
 
+@pytest.mark.parametrize("name", ["p_mod", "oc_vtp"])
+def test_a_recipe_that_removes_is_refused_before_the_model_is_loaded(
+    name: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffprune.train.trainer.load_frozen", None)
+    sentence = "remove_below=0.001 is for choices before the language model that learn from its loss; set it to 0"
+    refused(disk, tmp_path, sentence, method={"name": name}, recipe="bridge")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

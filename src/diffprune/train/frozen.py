@@ -18,6 +18,7 @@ from diffprune.config import BackboneConfig
 from diffprune.fitting import wrap_backbone
 from diffprune.inside.layers import CudnnAttention
 from diffprune.loading import brought_models, describe_base, load_base, refuse_unknown, unreachable
+from diffprune.methods.base import Pruner
 from diffprune.registry import BACKBONES
 from diffprune.shapes import SHAPES, build, require_gpu
 
@@ -94,6 +95,16 @@ def shard(model: Any, processor: Any, mesh: DeviceMesh | None) -> Any:
         whole = {value for name, value in decoder.named_parameters() if not name.startswith("layers.")}
         fully_shard(decoder, mesh=mesh, ignored_params=whole)  # embeddings are also looked up from outside
     return model
+
+
+def require_whole_layers(method: Pruner, backbone: Backbone) -> None:
+    """An error where layers are split over processes and the method runs them one by one: FSDP puts a layer together
+    within a pass of the whole model."""
+    if hasattr(backbone.language_model, "unshard") and (method.is_inside or method.hides_tokens):
+        raise ValueError(
+            f"backbone.shard is true, and {method.name} runs decoder layers one by one, which cannot be split over "
+            "processes; set it to false, or train a method that weakens tokens before the language model"
+        )
 
 
 def _describe(weights: str, revision: str | None) -> Any:
