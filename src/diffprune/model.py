@@ -148,9 +148,10 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
 
         Args:
             batch: From `prepare(images, text, answers)`.
-            tau: Temperature of Soft Top-K; smaller is harder.
+            tau: Temperature of Soft Top-K, smaller is harder; a tensor gives every image its own (every prompt, where a
+                method chooses inside the language model).
             keep: The budget of this step; a tensor of counts gives every image its own.
-            generator: Of the noise; one per image makes a row independent of its batch.
+            generator: Of the noise; one per image (there too: per prompt) makes a row independent of its batch.
             hard: Drop instead of throttling: the loss of the deployed path, for validation.
             tokens: The batch's visual tokens, where they are encoded already.
             num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
