@@ -26,7 +26,7 @@ from diffprune.ops.arguments import LARGEST, checked_methods, shown
 from diffprune.ops.noise import Generators
 from diffprune.ops.transfer import to_device
 from diffprune.pretrained import SavedPruner
-from diffprune.restriction import restrict, with_soft_mask
+from diffprune.restriction import by_prompt, restrict, with_soft_mask
 from diffprune.tiles import PerTile
 from diffprune.types import Budget, Keep, LMInputs, Selection, VisualTokens, check_counts, counts_of_each
 
@@ -166,19 +166,15 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         tokens = self.encode(batch) if tokens is None else tokens  # [B, N, D]
         k = self.counts(tokens, keep)  # [B]
         step: dict[str, Any] = {"tau": None} if hard else {"tau": tau, "generator": generator}
-        if tokens is None:
-            kept = None  # text alone
-        elif hard:
-            kept = self.rule.deploy(tokens, k)  # as generate() does
+        if tokens is None or hard:
+            kept = None if tokens is None else self.rule.deploy(tokens, k)  # as generate() does
         else:
             tokens, kept = restrict(self.rule, tokens, k, remove_below=remove_below, **step)  # Eqs. 5, 6; Section 4.3
+            kept = by_prompt(kept, batch.row_of_image, len(batch.features["input_ids"]))
         if kept is not None and kept.own_loss is not None:  # a method that learns from pictures alone
-            own = self.prompt_means(batch, kept.own_loss)
-            loss, alpha = share_of(own, batch.labels, num_targets, num_prompts), kept.alpha
+            loss, alpha = share_of(kept.own_loss, batch.labels, num_targets, num_prompts), kept.alpha
         else:
             lm = self.splice(batch, tokens, kept)  # [B, T, L]
-            if kept is not None and kept.penalty is not None:
-                kept = kept._replace(penalty=self.prompt_means(batch, kept.penalty))
             more: dict[str, Any] = {"num_targets": num_targets, "num_prompts": num_prompts}
             if tokens is not None and kept is not None and kept.distillation is not None and kept.index is not None:
                 more["whole"] = self.splice(batch, tokens, Kept(tokens.x, tokens.everything))
@@ -305,15 +301,6 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             return None
         rows = to_device(torch.tensor(batch.row_of_image), counts.device)
         return counts.new_zeros(len(batch.features["input_ids"])).index_add_(0, rows, counts)
-
-    def prompt_means(self, batch: Batch, values: Float[Tensor, " I"]) -> Float[Tensor, " B"]:
-        """What each image has as a mean over each prompt's images, 0 where it has none."""
-        rows, count = batch.row_of_image, len(batch.features["input_ids"])
-        if list(rows) == list(range(count)):
-            return values
-        shares = torch.tensor([1 / rows.count(row) for row in rows], dtype=values.dtype)
-        index = to_device(torch.tensor(rows), values.device)
-        return values.new_zeros(count).index_add(0, index, values * to_device(shares, values.device))
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:

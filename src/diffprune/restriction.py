@@ -1,5 +1,6 @@
 """The visual tokens as a training step runs them: all of them, each weakened by its weight, the lightest taken out."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from diffprune.methods.base import Pruner, Restricted
 from diffprune.ops import hard_mask, linear_gate, take_tokens
 from diffprune.ops.noise import Generators, draw_normal
+from diffprune.ops.transfer import to_device
 from diffprune.tiles import PerTile
 from diffprune.types import LMInputs, VisualTokens
 
@@ -39,6 +41,20 @@ def restrict(
         index = survivors(kept.alpha, k, tokens.mask, remove_below)
         kept = kept._replace(x=take_tokens(kept.x, index), index=index)
     return tokens, kept
+
+
+def by_prompt(kept: Restricted, row_of_image: Sequence[int], num_prompts: int) -> Restricted:
+    """With what each image has of a loss as a mean over each prompt's images, 0 where it has none."""
+    if list(row_of_image) == list(range(num_prompts)):
+        return kept
+
+    def mean(values: Float[Tensor, " I"]) -> Float[Tensor, " B"]:
+        shares = torch.tensor([1 / row_of_image.count(row) for row in row_of_image], dtype=values.dtype)
+        rows = to_device(torch.tensor(row_of_image), values.device)
+        return values.new_zeros(num_prompts).index_add(0, rows, values * to_device(shares, values.device))
+
+    found = {"penalty": kept.penalty, "own_loss": kept.own_loss}
+    return kept._replace(**{name: mean(values) for name, values in found.items() if values is not None})
 
 
 def refuse_removal(remove_below: float) -> None:
