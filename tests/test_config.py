@@ -196,6 +196,10 @@ def test_an_override_is_read_as_people_write_numbers(text, value):
         ("tau.end=3.0", "tau.end is 3.0"),
         ("data.share=0", "data.share is 0"),
         ("remove_below=0.5", "remove_below is 0.5"),
+        (
+            "backbone.dtype=float16",
+            "torch does not mix the two; set backbone.dtype=bfloat16 or optim.precision=float32",
+        ),
         ("seed=18446744073709551616", "seed is 18446744073709551616: must be an integer of 64 bits"),
         ("validation.every=0", "validation.every is 0"),
         ("validation.choose_by=luck", "validation.choose_by is 'luck'"),

@@ -278,6 +278,11 @@ class RunConfig:
                 coerce(kind, value, key)
             elif type(value) is not kind:
                 raise ValueError(f"{key} is {short(value)}: must be of its own class, as make_config makes it")
+        if self.backbone.dtype == "float16" and self.optim.precision == "bfloat16":
+            raise ValueError(
+                "backbone.dtype is 'float16' and optim.precision 'bfloat16': torch does not mix the two; set "
+                "backbone.dtype=bfloat16 or optim.precision=float32"
+            )
         _require(0 <= self.remove_below < 0.5, "remove_below", self.remove_below, "0 or more and below 0.5")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise ValueError(f"seed is {short(self.seed)}: must be an integer of 64 bits")

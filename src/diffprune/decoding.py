@@ -56,13 +56,15 @@ class Decoder(ABC):
         generator: Generators = None,
         num_targets: int | Tensor | None = None,
         num_prompts: int | None = None,
+        whole: LMInputs | None = None,
     ) -> tuple[Float[Tensor, ""], Tensor | None]:
         """The loss of the answers, and the weights the visual tokens had in it (None on the deployed path).
 
         Args:
-            kept: What `lm` was made of; None where there is no picture.
+            kept: What `lm` was made of, a penalty by prompts; None where there is no picture.
             num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
             num_prompts: Of which this batch's are a part; a method's penalty, a mean over prompts, weighs by that part.
+            whole: The sequence of the unpruned model, where some tokens of `lm` were taken out.
         """
         if lm.labels is None:
             raise ValueError("the batch has no answers to learn from; make it with prepare(images, text, answers)")
@@ -74,7 +76,7 @@ class Decoder(ABC):
             penalty, alpha = add(kept.penalty, penalty), kept.alpha if alpha is None else alpha
             if kept.distillation is not None:
                 with torch.no_grad():
-                    full = masked_states(self.backbone, replace(lm, soft_mask=None))
+                    full = masked_states(self.backbone, replace(whole or lm, soft_mask=None))
                 said, moved = distance_from_full(head, states, full, kept.distillation, num_targets=num_targets)
                 loss, penalty = loss + said, add(penalty, moved)
         if penalty is not None:

@@ -17,16 +17,18 @@ class AnswerStates(NamedTuple):
         hidden: Last hidden states.
         targets: What each of them should say next, -100 where nothing.
         kept: With soft masks: True at visual tokens that are kept.
+        tokens: With soft masks: which of the batch's visual tokens each column is, -1 at text.
         alpha: With decisions inside the layers: the weight of each visual token in the end, 0 elsewhere.
-        penalty: Of the method's decisions.
+        penalty: Of the method's decisions, of each prompt.
         num_targets: How many targets there are, where that is known without waiting for the device.
     """
 
     hidden: Float[Tensor, "B T L"]
     targets: Int[Tensor, "B T"]
     kept: Bool[Tensor, "B T"] | None = None
+    tokens: Int[Tensor, "B T"] | None = None
     alpha: Float[Tensor, "B T"] | None = None
-    penalty: Float[Tensor, ""] | None = None
+    penalty: Float[Tensor, " B"] | None = None
     num_targets: int | None = None
 
 
@@ -61,34 +63,47 @@ def distance_from_full(
     weights: Distillation,
     *,
     num_targets: int | Tensor | None = None,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+) -> tuple[Float[Tensor, ""], Float[Tensor, " B"]]:
     """How far a masked pass is from the one without masks: in what it says, summed over `num_targets` as the answers'
-    own loss, and in the tokens it keeps, mean over each prompt's, then over prompts."""
+    own loss, and in the tokens that each prompt keeps, mean over them. Columns of either may have been taken out."""
     assert states.kept is not None
     wanted, kept = states.targets != -100, states.kept
-    ours, theirs = (head(one.hidden[wanted]).float().log_softmax(-1) for one in (states, full))
+    ours, theirs = (head(one.hidden[one.targets != -100]).float().log_softmax(-1) for one in (states, full))
     answers = F.kl_div(ours, theirs, reduction="sum", log_target=True)
     answers = answers / (wanted.sum() if num_targets is None else num_targets)
-    moved = (states.hidden - full.hidden).float().where(kept[..., None], 0.0).square().mean(-1)  # [B, T]
-    tokens = (moved.sum(-1) / kept.sum(-1).clamp(min=1)).mean()
+    if weights.tokens == 0:
+        return weights.answers * answers, states.hidden.new_zeros(len(kept), dtype=torch.float32)
+    moved = (states.hidden - at_tokens_of(states, full)).float().where(kept[..., None], 0.0).square().mean(-1)  # [B, T]
+    tokens = moved.sum(-1) / kept.sum(-1).clamp(min=1)
     return weights.answers * answers, weights.tokens * tokens
 
 
+def at_tokens_of(states: AnswerStates, full: AnswerStates) -> Float[Tensor, "B T L"]:
+    """The hidden states of `full` at the visual tokens that stand in the columns of `states`."""
+    assert states.tokens is not None and full.tokens is not None
+    whole = full.tokens.flatten()
+    columns = (whole >= 0).nonzero().squeeze(-1)
+    place = whole.new_zeros(int(whole.max()) + 1).index_put((whole[columns],), columns)
+    return full.hidden.flatten(0, 1)[place[states.tokens.clamp_min(0)]]
+
+
 def share_of(
-    mean: Float[Tensor, ""],
+    rows: Float[Tensor, " B"],
     labels: Int[Tensor, "B T"] | None,
     num_targets: int | Tensor | None,
     num_prompts: int | None,
 ) -> Float[Tensor, ""]:
-    """A mean over prompts with this batch's share of all prompts, so that the parts of a global batch sum to its mean.
+    """The mean of what each prompt has, with this batch's share of all prompts: the parts of a global batch sum to its
+    mean.
 
     Where their number is not known the share of the answer tokens stands for it, or the batch is the whole.
     """
+    mean = rows.mean()
     if num_prompts is not None and labels is not None:
         return mean * (len(labels) / num_prompts)
     return mean if num_targets is None or labels is None else mean * ((labels != -100).sum() / num_targets)
 
 
-def add(total: Float[Tensor, ""] | None, more: Float[Tensor, ""] | None) -> Float[Tensor, ""] | None:
+def add(total: Float[Tensor, " B"] | None, more: Float[Tensor, " B"] | None) -> Float[Tensor, " B"] | None:
     """The sum of what there is."""
     return total if more is None else more if total is None else total + more

@@ -26,7 +26,7 @@ from diffprune.ops.arguments import LARGEST, checked_methods, shown
 from diffprune.ops.noise import Generators
 from diffprune.ops.transfer import to_device
 from diffprune.pretrained import SavedPruner
-from diffprune.restriction import restrict, with_soft_mask
+from diffprune.restriction import by_prompt, restrict, with_soft_mask
 from diffprune.tiles import PerTile
 from diffprune.types import Budget, Keep, LMInputs, Selection, VisualTokens, check_counts, counts_of_each
 
@@ -148,9 +148,10 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
 
         Args:
             batch: From `prepare(images, text, answers)`.
-            tau: Temperature of Soft Top-K; smaller is harder.
+            tau: Temperature of Soft Top-K, smaller is harder; a tensor gives every image its own (every prompt, where a
+                method chooses inside the language model).
             keep: The budget of this step; a tensor of counts gives every image its own.
-            generator: Of the noise; one per image makes a row independent of its batch.
+            generator: Of the noise; one per image (there too: per prompt) makes a row independent of its batch.
             hard: Drop instead of throttling: the loss of the deployed path, for validation.
             tokens: The batch's visual tokens, where they are encoded already.
             num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
@@ -165,18 +166,19 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
         tokens = self.encode(batch) if tokens is None else tokens  # [B, N, D]
         k = self.counts(tokens, keep)  # [B]
         step: dict[str, Any] = {"tau": None} if hard else {"tau": tau, "generator": generator}
-        if tokens is None:
-            kept = None  # text alone
-        elif hard:
-            kept = self.rule.deploy(tokens, k)  # as generate() does
+        if tokens is None or hard:
+            kept = None if tokens is None else self.rule.deploy(tokens, k)  # as generate() does
         else:
             tokens, kept = restrict(self.rule, tokens, k, remove_below=remove_below, **step)  # Eqs. 5, 6; Section 4.3
+            kept = by_prompt(kept, batch.row_of_image, len(batch.features["input_ids"]))
         if kept is not None and kept.own_loss is not None:  # a method that learns from pictures alone
             loss, alpha = share_of(kept.own_loss, batch.labels, num_targets, num_prompts), kept.alpha
         else:
             lm = self.splice(batch, tokens, kept)  # [B, T, L]
-            whole = {"num_targets": num_targets, "num_prompts": num_prompts}
-            loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, **whole, **step)
+            more: dict[str, Any] = {"num_targets": num_targets, "num_prompts": num_prompts}
+            if tokens is not None and kept is not None and kept.distillation is not None and kept.index is not None:
+                more["whole"] = self.splice(batch, tokens, Kept(tokens.x, tokens.everything))
+            loss, alpha = self.decoder.loss(lm, self.prompt_counts(batch, k), kept, **more, **step)
         return (loss, alpha) if return_alpha else loss
 
     forward = loss

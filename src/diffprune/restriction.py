@@ -1,5 +1,6 @@
 """The visual tokens as a training step runs them: all of them, each weakened by its weight, the lightest taken out."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from diffprune.methods.base import Pruner, Restricted
 from diffprune.ops import hard_mask, linear_gate, take_tokens
 from diffprune.ops.noise import Generators, draw_normal
+from diffprune.ops.transfer import to_device
 from diffprune.tiles import PerTile
 from diffprune.types import LMInputs, VisualTokens
 
@@ -30,11 +32,8 @@ def restrict(
             still what is differentiated.
     """
     kept = rule.restrict(tokens, k, tau=tau, generator=generator)
-    if kept.own_loss is not None:
-        return tokens, kept
-    if rule.is_inside:
-        if remove_below > 0:
-            raise ValueError(f"remove_below={remove_below} is for choices before the language model; set it to 0")
+    if rule.is_inside or kept.own_loss is not None:
+        refuse_removal(remove_below)
         return tokens, kept
     if kept.soft_mask is None:
         tokens = replace(tokens, planes=restrict_planes(tokens, kept.alpha, generator))
@@ -42,6 +41,29 @@ def restrict(
         index = survivors(kept.alpha, k, tokens.mask, remove_below)
         kept = kept._replace(x=take_tokens(kept.x, index), index=index)
     return tokens, kept
+
+
+def by_prompt(kept: Restricted, row_of_image: Sequence[int], num_prompts: int) -> Restricted:
+    """With what each image has of a loss as a mean over each prompt's images, 0 where it has none."""
+    if list(row_of_image) == list(range(num_prompts)):
+        return kept
+
+    def mean(values: Float[Tensor, " I"]) -> Float[Tensor, " B"]:
+        shares = torch.tensor([1 / row_of_image.count(row) for row in row_of_image], dtype=values.dtype)
+        rows = to_device(torch.tensor(row_of_image), values.device)
+        return values.new_zeros(num_prompts).index_add(0, rows, values * to_device(shares, values.device))
+
+    found = {"penalty": kept.penalty, "own_loss": kept.own_loss}
+    return kept._replace(**{name: mean(values) for name, values in found.items() if values is not None})
+
+
+def refuse_removal(remove_below: float) -> None:
+    """An error where tokens are to be taken out of a sequence that none is weakened in."""
+    if remove_below > 0:
+        raise ValueError(
+            f"remove_below={remove_below} is for choices before the language model that learn from its loss; set it to "
+            "0, as recipe=default does"
+        )
 
 
 def with_soft_mask(lm: LMInputs, soft_mask: Float[Tensor, "B N"]) -> LMInputs:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from diffprune.methods.base import Choice, Kept, Pruner, Restricted, SelfSupervisedPruner, take
@@ -71,11 +71,15 @@ class PerTile:
         tiles = split_tiles(tokens)
         if isinstance(generator, Sequence):
             generator = [generator[image] for image in tiles.image.tolist()]
+        if isinstance(tau, Tensor) and tau.ndim:
+            tau = tau[tiles.image]
         out = self.method.restrict(tiles.tokens, spread_budget(tiles, k), tau=tau, generator=generator)
         fields_per_token = ("x", "alpha", "logits", "soft_mask")
         values = {name: getattr(out, name) for name in fields_per_token}
+        penalty = None if out.penalty is None else _means(out.penalty, tiles.image, len(tokens))
         return out._replace(
-            **{name: _spread(value, tiles, tokens) for name, value in values.items() if value is not None}
+            penalty=penalty,
+            **{name: _spread(value, tiles, tokens) for name, value in values.items() if value is not None},
         )
 
 
@@ -148,6 +152,12 @@ def _spread(value: Tensor, tiles: Tiles, tokens: VisualTokens) -> Tensor:
     image = tiles.image[:, None].expand_as(tiles.index)[real]
     out = value.new_zeros(*tokens.mask.shape, *value.shape[2:])
     return out.index_put((image, tiles.index[real]), value[real])
+
+
+def _means(values: Float[Tensor, " R"], image: Int[Tensor, " R"], num_images: int) -> Float[Tensor, " B"]:
+    """What tiles have as a mean over each image's, so that none weighs by its tiles."""
+    count = values.new_zeros(num_images).index_add(0, image, torch.ones_like(values))
+    return values.new_zeros(num_images).index_add(0, image, values) / count.clamp(min=1)
 
 
 def _gathered(keep: Int[Tensor, "R K"], tiles: Tiles, num_images: int) -> tuple[Tensor, Tensor]:

@@ -122,7 +122,8 @@ def test_a_methods_penalty_is_added_with_the_batchs_share_of_the_prompts(monkeyp
     batch = batch_of(vlm)
     plain = [vlm.loss(batch, generator=noise(), num_targets=number) for number in (None, 100)]
     restrict = vlm.method.restrict
-    monkeypatch.setattr(vlm.method, "restrict", lambda *a, **b: restrict(*a, **b)._replace(penalty=torch.tensor(3.0)))
+    penalty = 3.0 * torch.ones(len(batch.labels))
+    monkeypatch.setattr(vlm.method, "restrict", lambda *a, **b: restrict(*a, **b)._replace(penalty=penalty))
     own = (batch.labels != -100).sum()
     torch.testing.assert_close(vlm.loss(batch, generator=noise()), plain[0] + 3.0)
     torch.testing.assert_close(vlm.loss(batch, generator=noise(), num_targets=100), plain[1] + 3.0 * own / 100)

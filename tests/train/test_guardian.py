@@ -28,13 +28,18 @@ GOOD = {"hard": 0.22, "throttled": 0.20, "random": 0.53, "reversed": 1.4, "devia
         ({"hard": 0.40}, ["gap"]),
         ({"hard": 0.36}, []),  # less than half of the gain is lost
         ({"deviation": 1e-5, "reversed": 0.1, "hard": 0.53}, ["flat", "random"]),
-        ({"deviation": 0.0, "reversed": 0.53, "hard": 0.53}, ["whole"]),  # whichever ranking, the same tokens
     ],
 )
 def test_each_sign_has_its_sentence(change: dict[str, float], keys: list[str]) -> None:
     found = signs(GOOD | change)
     assert list(found) == keys
     assert all(sentence.endswith(("steps", "seed", "bridge", "budget.range")) for sentence in found.values())
+
+
+def test_a_budget_of_all_is_the_only_sign_and_a_loss_of_another_kind_is_compared_with_nothing() -> None:
+    assert list(signs(GOOD | {"hard": 0.53, "random": 0.53, "deviation": 0.0}, whole=True)) == ["whole"]
+    own = {"hard": 0.40, "throttled": 0.01, "random": 0.53}
+    assert list(signs(own)) == ["gap"] and not signs(own, throttles=False)
 
 
 def test_a_method_that_ranks_nothing_is_asked_for_its_losses_alone() -> None:

@@ -83,6 +83,61 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_parts(name: str, keep: tuple[int,
     torch.testing.assert_close(loss(slice(0, 2)), loss(slice(0, 1)) + loss(slice(1, 2)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["dynamicvit", "dynamicvit[token_weight=0.5]"])
+def test_the_unpruned_model_keeps_the_tokens_that_are_taken_out(name: str) -> None:
+    """What a step is held to is the same whether hidden tokens are there or removed."""
+    vlm = learner(name)
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, mean=0.05, std=0.2)
+    batch = vlm.prepare(pictures(), QUESTIONS, ANSWERS)
+    keep = torch.tensor([4, 16])  # nothing is taken out of the second
+    left, right = (vlm.loss(batch, keep=keep, generator=noise(), remove_below=threshold) for threshold in (0.0, 1e-3))
+    alone = learner(f"{name[:-1]};answer_weight=0.0]" if "[" in name else f"{name}[answer_weight=0.0;token_weight=0.0]")
+    torch.testing.assert_close(right, left, rtol=1e-5, atol=1e-5)
+    alone.method.load_state_dict(vlm.method.state_dict())
+    assert left > alone.loss(batch, keep=keep, generator=noise()) + 1e-4
+
+
+@pytest.mark.parametrize("name", [*LEARNED, "gumbel_ste[choice=token]"])
+def test_prompts_of_any_number_of_pictures_weigh_alike(name: str) -> None:
+    vlm = learner(name)
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, mean=0.05, std=0.2)
+    asked = [[tiny.picture(1), tiny.picture(2), tiny.picture(3)], [tiny.picture(4)], []]
+    questions, answers = [*QUESTIONS, "and here?"], [*ANSWERS, "nothing"]
+
+    def loss(part: slice, pictures: slice) -> torch.Tensor:
+        batch = vlm.prepare(asked[part], questions[part], answers[part])
+        own = [torch.Generator().manual_seed(seed) for seed in range(4)]
+        drawn = own[part] if name in INSIDE else own[pictures]
+        return vlm.loss(batch, keep=5, generator=drawn or None, num_targets=9, num_prompts=3)
+
+    apart = loss(slice(0, 1), slice(0, 3)) + loss(slice(1, 2), slice(3, 4))
+    if name == "oc_vtp":  # answers, and with them a prompt of text alone, have no part in it
+        together = loss(slice(0, 2), slice(0, 4))
+    else:
+        together, apart = loss(slice(0, 3), slice(0, 4)), apart + loss(slice(2, 3), slice(4, 4))
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*(name for name in LEARNED if name not in INSIDE), "gumbel_ste[choice=token]"])
+def test_pictures_of_any_number_of_tiles_weigh_alike(name: str) -> None:
+    """Where each tile has its share of the budget; each picture may have a temperature of its own."""
+    torch.manual_seed(0)
+    vlm = PrunedVLM(*tiny.build("llava_next"), method=name, keep=20, budget="per_tile", **OPTIONS.get(name, {}))
+    vlm.method.start_training()
+    for parameter in vlm.method.parameters():
+        torch.nn.init.normal_(parameter, mean=0.05, std=0.2)
+    asked = [tiny.picture(1, (40, 30)), tiny.picture(2, (60, 60))]
+    tau = torch.tensor([0.7, 1.4], dtype=torch.float64)
+
+    def loss(part: slice) -> torch.Tensor:
+        batch = vlm.prepare(asked[part], QUESTIONS[part], ANSWERS[part])
+        return vlm.loss(batch, tau=tau[part], generator=noise()[part], num_targets=9, num_prompts=2)
+
+    torch.testing.assert_close(loss(slice(0, 2)), loss(slice(0, 1)) + loss(slice(1, 2)), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_prompt_is_decided_the_same_in_any_batch(name: str) -> None:
     vlm = learner(name)
@@ -119,8 +174,8 @@ def test_every_picture_may_have_a_temperature_of_its_own(name: str) -> None:
         assert not torch.allclose(gradients(torch.tensor([0.7, 2.0], dtype=torch.float64)), one)
 
 
-@pytest.mark.parametrize("name", INSIDE)
-def test_removal_is_not_for_what_is_chosen_inside_the_language_model(name: str) -> None:
+@pytest.mark.parametrize("name", [*INSIDE, "oc_vtp"])
+def test_removal_is_not_for_what_is_chosen_inside_the_language_model_or_learned_without_it(name: str) -> None:
     vlm = learner(name)
     batch = vlm.prepare(pictures(), QUESTIONS, ANSWERS)
     with pytest.raises(ValueError, match=r"remove_below=0\.001 is for choices before the language model"):

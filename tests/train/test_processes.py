@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from diffprune.config import BackboneConfig, load_config
 from diffprune.model import PrunedVLM
-from diffprune.train.frozen import load_frozen, recomputing
+from diffprune.train.frozen import load_frozen, recomputing, require_whole_layers
 from diffprune.train.run import train_pruner
 from tests import tiny
 from tests.train import runs
@@ -96,6 +96,7 @@ def test_a_sharded_model_holds_its_layers_in_parts_and_the_rest_whole(tmp_path: 
         for base in (model, load_frozen(config, device)[0]):
             torch.manual_seed(0)
             vlm = PrunedVLM(base, processor, method="diffprune", keep=4)
+            require_whole_layers(vlm.method, vlm.backbone)
             batch = vlm.prepare([tiny.picture()], ["?"], ["a"])
             with recomputing(vlm.backbone, enabled=True):
                 loss = vlm.loss(batch, generator=torch.Generator().manual_seed(0))
@@ -103,5 +104,9 @@ def test_a_sharded_model_holds_its_layers_in_parts_and_the_rest_whole(tmp_path: 
             learned = [value.grad for value in vlm.method.parameters() if value.requires_grad]
             losses.append((loss.item(), sum(grad.abs().sum().item() for grad in learned if grad is not None)))
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        for name in ("gumbel_ste-masked", "dynamicvit", "p_mod"):
+            vlm = PrunedVLM(model, processor, method=name, keep=4)
+            with pytest.raises(ValueError, match=rf"backbone.shard is true, and {name} runs decoder layers one by one"):
+                require_whole_layers(vlm.method, vlm.backbone)
     finally:
         distributed.destroy_process_group()

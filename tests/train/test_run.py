@@ -107,9 +107,9 @@ def tensor_names(path: Path) -> list[str]:
         return list(file.keys())
 
 
-@pytest.mark.parametrize("name", ["diffprune", "dynamicvit", "atp_llava", "oc_vtp"])
+@pytest.mark.parametrize("name", ["diffprune", "dynamicvit", "visionselector", "atp_llava", "oc_vtp"])
 def test_the_losses_do_not_depend_on_how_a_batch_is_cut(name: str, disk: Path, tmp_path: Path) -> None:
-    """Neither of the answers nor a penalty, which is a mean over pictures: captions differ in length."""
+    """Nor does a penalty, a mean over pictures that may rise with the steps: captions differ in length."""
     found = []
     for batch_size, accumulate in ((4, 1), (2, 2), (1, 4)):
         out = tmp_path / str(batch_size)
@@ -433,6 +433,15 @@ def test_a_method_that_cannot_learn_is_refused_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("diffprune.train.trainer.load_frozen", None)
     refused(disk, tmp_path, sentence, method=method)
+
+
+@pytest.mark.parametrize("name", ["p_mod", "oc_vtp"])
+def test_a_recipe_that_removes_is_refused_before_the_model_is_loaded(
+    name: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffprune.train.trainer.load_frozen", None)
+    sentence = "remove_below=0.001 is for choices before the language model that learn from its loss; set it to 0"
+    refused(disk, tmp_path, sentence, method={"name": name}, recipe="bridge")
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,7 @@ class Bench:
                 k = draw_budgets(1, deit.side**2, settings.train_keep, generator).expand(len(rows))
                 logits, restricted = run_throttled(read, method, encoded, k, tau, generator, remove_below)
             value = F.cross_entropy(logits.float(), photos.labels[rows])
-            return value if restricted.penalty is None else value + restricted.penalty
+            return value if restricted.penalty is None else value + restricted.penalty.mean()
 
         def watch(step: int, value: float) -> None:
             del value

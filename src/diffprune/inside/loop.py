@@ -50,12 +50,12 @@ class LayersOutput(NamedTuple):
     Args:
         stream: Its columns, hidden states before the final norm.
         soft_mask: How much the others attend to each column in the end; None where nothing was masked.
-        penalty: Of the method, summed over its decisions.
+        penalty: Of each prompt, summed over the method's decisions.
     """
 
     stream: Stream
     soft_mask: Float[Tensor, "B T"] | None
-    penalty: Float[Tensor, ""] | None
+    penalty: Float[Tensor, " B"] | None
 
 
 def run_layers(
@@ -102,7 +102,7 @@ def run_layers(
                 loses = plan[first] < count  # a prompt that may keep all its tokens loses none, and pays for none
                 weights = torch.where(loses[:, None], answer.soft_mask, 1.0)
                 soft_mask = multiply_at(all_ones(stream) if soft_mask is None else soft_mask, state.visual, weights)
-                paid = None if answer.penalty is None else answer.penalty.where(loses, 0.0).mean()
+                paid = None if answer.penalty is None else answer.penalty.where(loses, 0.0)
                 penalty = add(penalty, paid)
                 is_new = True
             else:
@@ -194,6 +194,7 @@ def masked_states(
         hidden=backbone.language_model.norm(stream.hidden),
         targets=following.gather(1, stream.source).masked_fill(silent, IGNORE),
         kept=stream.visual & (soft_mask > 0.5),
+        tokens=None if lm.origin is None else lm.origin.index.gather(1, stream.source).masked_fill(~stream.visual, -1),
         alpha=soft_mask.detach().masked_fill(~stream.visual, 0.0),
         penalty=penalty,
     )

@@ -109,21 +109,22 @@ class Restricted(NamedTuple):
         x: The tokens, weakened; as they were where a soft mask does it.
         alpha: The weight of each token.
         logits: The scores behind the weights; all alike where nothing is weakened here.
-        penalty: Added to the loss, where a method needs more than the model's own.
+        penalty: Of each picture, where a method needs more than the model's own loss: its mean over each prompt's
+            pictures, then over prompts, is added.
         soft_mask: How much the language model's other tokens attend to each; None: as ever.
         distillation: Holds the step to the unpruned model.
         index: Raster index each of `x` stands at, -1 for padding; None: nothing was removed.
-        own_loss: The whole loss, where the language model has no part in it.
+        own_loss: Of each picture the whole loss, where the language model has no part in it; weighs like a penalty.
     """
 
     x: Float[Tensor, "B K D"]
     alpha: Float[Tensor, "B N"]
     logits: Float[Tensor, "B N"]
-    penalty: Float[Tensor, ""] | None = None
+    penalty: Float[Tensor, " B"] | None = None
     soft_mask: Float[Tensor, "B N"] | None = None
     distillation: Distillation | None = None
     index: Int[Tensor, "B K"] | None = None  # type: ignore[assignment]  # not the method of a tuple
-    own_loss: Float[Tensor, ""] | None = None
+    own_loss: Float[Tensor, " B"] | None = None
 
 
 class Pruner(nn.Module, ABC):
@@ -202,6 +203,10 @@ class Pruner(nn.Module, ABC):
     def start_training(self) -> None:  # most methods need nothing here
         """Make what exists for training only, under names that start with `throttle_`; called once, before a run."""
 
+    def at_step(self, step: int) -> None:  # most methods need nothing here
+        """Told before each pass of a training of which optimiser step, from 0, it is; what changes over a run follows
+        from that and not from the number of passes, which another batch size or number of processes changes."""
+
     def average(self, num_layers: int, num_visual: int, keep: int) -> float:
         """Visual tokens a decoder layer sees, mean over all layers: the other meaning of "K tokens" in tables."""
         return keep
@@ -258,8 +263,8 @@ class SelfSupervisedPruner(Pruner):
     @abstractmethod
     def own_loss(
         self, tokens: VisualTokens, k: Int[Tensor, " B"], *, generator: Generators = None
-    ) -> Float[Tensor, ""]:
-        """Mean over the images; one generator per image makes a row independent of its batch."""
+    ) -> Float[Tensor, " B"]:
+        """The loss of each image; one generator per image makes a row independent of its batch."""
 
 
 class MergingPruner(Pruner):

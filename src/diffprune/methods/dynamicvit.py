@@ -73,7 +73,7 @@ class DynamicViT(TrainablePruner):
             x=zero_padding(tokens.x, mask),
             alpha=chosen,
             logits=log_odds(log_probs),
-            penalty=options.ratio_weight * ratio_penalty(chosen, k, mask).mean(),
+            penalty=options.ratio_weight * ratio_penalty(chosen, k, mask),
             soft_mask=chosen,
             distillation=Distillation(options.answer_weight, options.token_weight) if held else None,
         )

@@ -104,7 +104,7 @@ class GumbelSTE(TrainablePruner):
         else:
             log_probs = torch.stack((F.logsigmoid(logits), F.logsigmoid(-logits)), dim=-1)  # keep, drop
             chosen = draw_keep(log_probs, mask, tau=1.0, generator=generator)
-            penalty = options.ratio_weight * ratio_penalty(chosen, k, mask).mean()
+            penalty = options.ratio_weight * ratio_penalty(chosen, k, mask)
         x = zero_padding(tokens.x, mask)
         if self.throttle_block is None:
             return Restricted(x, chosen, logits, penalty, soft_mask=chosen)

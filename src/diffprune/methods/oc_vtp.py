@@ -105,7 +105,7 @@ class OCVTP(SelfSupervisedPruner):
 
     def own_loss(
         self, tokens: VisualTokens, k: Int[Tensor, " B"], *, generator: Generators = None
-    ) -> Float[Tensor, ""]:
+    ) -> Float[Tensor, " B"]:
         if self.throttle_decoder is None:
             raise ValueError("there is no decoder to rebuild the picture with; call start_training() before own_loss()")
         return self.reconstruction_loss(tokens, self.throttle_decoder, k, generator)
@@ -116,8 +116,8 @@ class OCVTP(SelfSupervisedPruner):
         decoder: "ReconstructionDecoder",
         k: Int[Tensor, " B"],
         generator: Generators = None,
-    ) -> Float[Tensor, ""]:
-        """Squared error of the rebuilt tokens, what small slots hold counting for more; mean over images."""
+    ) -> Float[Tensor, " B"]:
+        """Squared error of the rebuilt tokens, what small slots hold counting for more; of each image."""
         x, mask = _units(tokens), tokens.mask
         is_slot = _slots_in_use(k, int(k.max()))
         noise = draw_normal(x.new_zeros(*is_slot.shape, self.slots.width), is_slot, generator)
@@ -126,7 +126,7 @@ class OCVTP(SelfSupervisedPruner):
         rebuilt = decoder(x, order, slots, is_slot)
         weights = area_weights(attention.detach(), k, mask)
         error = (rebuilt - x).square().mean(-1)  # [B, N]
-        return ((weights * error).sum(-1) / weights.sum(-1).clamp(min=1e-8)).mean()  # no image weighs by its neighbours
+        return (weights * error).sum(-1) / weights.sum(-1).clamp(min=1e-8)  # no image weighs by its neighbours
 
 
 class SlotAttention(nn.Module):

@@ -33,7 +33,7 @@ class VisionSelectorOptions:
         adds nothing.
     weight_start, weight_end: Of the hardness loss, rising linearly from one to the other (2 for Qwen, 3 for
         LLaVA-OneVision). Large early it would freeze a random ranking.
-    ramp_steps: Training passes over which it rises; where gradients are accumulated, every pass counts.
+    ramp_steps: Optimiser steps over which it rises.
     native: As released: a share of N tokens is rounded down.
     """
 
@@ -55,7 +55,7 @@ class VisionSelectorOptions:
             sharpening=("bce", "tau"),
         )
         if self.ramp_steps < 1:
-            raise ValueError(f"ramp_steps={self.ramp_steps} is no number of passes; give 1 or more")
+            raise ValueError(f"ramp_steps={self.ramp_steps} is no number of steps; give 1 or more")
 
 
 @METHODS.register("visionselector")
@@ -71,7 +71,7 @@ class VisionSelector(TrainablePruner):
     )
     native_rounding: ClassVar[str] = "down"
     Options: ClassVar[type] = VisionSelectorOptions
-    throttle_passes: Int[Tensor, ""]  # training passes so far: kept in a training checkpoint, never exported
+    throttle_passes: Int[Tensor, ""]  # optimiser steps so far; checkpoints of before counted passes by this name
 
     def __init__(self, options: Any = None, *, block: BlockSpec | None = None) -> None:
         super().__init__(options, block=block)
@@ -97,21 +97,23 @@ class VisionSelector(TrainablePruner):
         if not hardens:
             return Restricted(x, alpha, logits)
         penalty = self.hardness_weight() * hardness_loss(z, hard_mask(logits.detach(), k, mask), mask, options.response)
-        if self.training:
-            self.throttle_passes += 1
         return Restricted(x, alpha, logits, penalty)
 
+    def at_step(self, step: int) -> None:
+        self.throttle_passes.fill_(step)
+
     def hardness_weight(self) -> Float[Tensor, ""]:
-        """The weight of the hardness loss in the next training pass."""
+        """The weight of the hardness loss at this step; in evaluation its last one, so that validations compare."""
         options = self.options
         progress = (self.throttle_passes / options.ramp_steps).clamp(max=1.0)
+        progress = progress if self.training else torch.ones_like(progress)
         return options.weight_start + (options.weight_end - options.weight_start) * progress
 
 
 def hardness_loss(
     z: Float[Tensor, "B N"], chosen: Bool[Tensor, "B N"], mask: Bool[Tensor, "B N"], response: Response
-) -> Float[Tensor, ""]:
-    """Binary cross-entropy between the weights f(z) and the hard choice, mean over each image's tokens, then images.
+) -> Float[Tensor, " B"]:
+    """Binary cross-entropy between the weights f(z) and the hard choice, mean over its tokens, of each image.
 
     Of z and not of the weights, so that nothing is clamped. Both sum to k, so the gradient in a logit is
     (alpha_i - h_i) / (N tau) for the sigmoid response: it pushes what is on top now further up, whatever the task says.
@@ -125,4 +127,4 @@ def hardness_loss(
     free = mask & z.isfinite()  # where all or nothing stays, the weights are the choice and cost nothing
     signed = torch.where(chosen, z, -z).where(free, 0.0)
     cost = -log_weight(signed, response=response).where(free, 0.0)
-    return (cost.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+    return cost.sum(-1) / mask.sum(-1).clamp(min=1)

@@ -18,6 +18,7 @@ from diffprune.config import BackboneConfig
 from diffprune.fitting import wrap_backbone
 from diffprune.inside.layers import CudnnAttention
 from diffprune.loading import brought_models, describe_base, load_base, refuse_unknown, unreachable
+from diffprune.methods.base import Pruner
 from diffprune.registry import BACKBONES
 from diffprune.shapes import SHAPES, build, require_gpu
 
@@ -96,6 +97,16 @@ def shard(model: Any, processor: Any, mesh: DeviceMesh | None) -> Any:
     return model
 
 
+def require_whole_layers(method: Pruner, backbone: Backbone) -> None:
+    """An error where layers are split over processes and the method runs them one by one: FSDP puts a layer together
+    within a pass of the whole model."""
+    if hasattr(backbone.language_model, "unshard") and (method.is_inside or method.hides_tokens):
+        raise ValueError(
+            f"backbone.shard is true, and {method.name} runs decoder layers one by one, which cannot be split over "
+            "processes; set it to false, or train a method that weakens tokens before the language model"
+        )
+
+
 def _describe(weights: str, revision: str | None) -> Any:
     """The configuration of the model, found quickly or not at all; a quantised one is refused."""
     setting = f"backbone.weights={weights!r}"
@@ -169,6 +180,21 @@ def recomputing(backbone: Backbone, *, enabled: bool) -> Iterator[None]:
         for layer in layers:
             layer.gradient_checkpointing, layer.training = False, False
             del layer._gradient_checkpointing_func
+
+
+@contextmanager
+def not_recomputing(backbone: Backbone) -> Iterator[None]:
+    """Inside `recomputing`: layers run once, for what never goes backward; one that will run again takes no cache."""
+    layers: list[Any] = [
+        layer for layer in backbone.language_model.layers if getattr(layer, "gradient_checkpointing", False)
+    ]
+    for layer in layers:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = True
 
 
 def same_kernels() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

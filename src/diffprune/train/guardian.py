@@ -39,16 +39,18 @@ def reversed_scores(method: ScoringPruner) -> Iterator[list[Tensor]]:
         del method.score  # the class's own again
 
 
-def signs(record: dict[str, Any]) -> dict[str, str]:
+def signs(record: dict[str, Any], *, whole: bool = False, throttles: bool = True) -> dict[str, str]:
     """What is wrong by a validation's record, as sentences by their keys; empty where nothing is.
 
     Args:
         record: Losses `hard`, `throttled` and `random`, and where the method ranks tokens `reversed`, the hard loss
             with its ranking upside down, and `deviation` of its logits.
+        whole: Whether the budget keeps all tokens of the held-out pictures.
+        throttles: Whether the throttled loss is of answers from weakened tokens, so that dropping compares with it.
     """
     hard, throttled, random = record["hard"], record["throttled"], record["random"]
     turned, deviation = record.get("reversed"), record.get("deviation")
-    if hard == random == turned:
+    if whole:
         return {
             "whole": (
                 "the budget keeps every token of the held-out pictures, so there is nothing to choose and nothing to "
@@ -71,7 +73,7 @@ def signs(record: dict[str, Any]) -> dict[str, str]:
             f"dropping by this ranking (loss {hard:.4f}) is no better than random choice ({random:.4f}); give it more "
             "steps, or another seed"
         )
-    elif hard - throttled > GIVEN_BACK * (random - throttled):
+    elif throttles and hard - throttled > GIVEN_BACK * (random - throttled):
         found["gap"] = (
             f"the scorer is good throttled (loss {throttled:.4f}) and loses most of that when tokens are dropped "
             f"({hard:.4f}, random choice {random:.4f}); lower tau.end, or take recipe=bridge"

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
+from diffprune.backbones.base import Backbone
 from diffprune.backbones.prompts import Batch
 from diffprune.config import RunConfig
 from diffprune.methods.random import Random
@@ -30,6 +31,7 @@ class Objective(nn.Module):
         self.method = vlm.method
         self._vlm = (vlm,)  # in a tuple: the method must not be registered twice
         self.config, self.feed = config, feed
+        self.dropped = 0  # tokens of held-out pictures, over all hard losses
 
     def forward(
         self,
@@ -53,18 +55,20 @@ class Objective(nn.Module):
         """
         (vlm,), config = self._vlm, self.config
         if not samples and not config.backbone.shard:  # all broken: others still wait for this process's gradients
-            nothing = sum((parameter.sum() * 0 for parameter in self.parameters()), torch.zeros((), device=self.device))
-            return nothing, torch.zeros((), device=self.device)  # type: ignore[return-value]
+            return self._nothing(), torch.zeros((), device=self.device)
         if not samples:  # others wait for this process's part of every layer too
             loss, entropy = self(BLANK, step, tau, num_targets, kind=kind, batch=prepare_pictures(vlm, BLANK))
             return loss * 0, entropy * 0
         batch, tokens = self.feed.encode(vlm, samples, batch)
         counts = self._budgets(tokens, samples, step)
         if kind == "hard":
+            self.dropped += 0 if samples is BLANK else int((tokens.counts.cpu() - counts).sum())
             return vlm.loss(batch, tokens=tokens, keep=counts, hard=True, num_targets=num_targets), num_targets * 0
         if kind == "random":
             lm = vlm.splice(batch, tokens, Random().deploy(tokens, to_device(counts, tokens.x.device)))
             return vlm.decoder.loss(lm, None, None, num_targets=num_targets)[0], num_targets * 0
+        if isinstance(step, int):
+            vlm.method.at_step(step)
         noise = [noise_generator(tokens.x.device, config.seed, step, sample.id) for sample in samples]
         if vlm.method.learns_from_regions:
             tokens = replace(tokens, regions=self.feed.regions(vlm, tokens, samples))
@@ -79,11 +83,23 @@ class Objective(nn.Module):
             remove_below=config.remove_below,
             return_alpha=True,
         )
+        if vlm.method.is_inside:  # where all tokens may stay, it is not asked at some layers, or at none
+            loss = loss + self._nothing()
         return loss, (alpha.detach() * (1 - alpha.detach())).sum().float()
 
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def _nothing(self) -> Float[Tensor, ""]:
+        """0, of all parameters: several processes wait for a gradient of each."""
+        zeros = [parameter.sum() * 0 for parameter in self.parameters() if parameter.requires_grad]
+        return torch.stack(zeros).sum()
+
+    @property
+    def backbone(self) -> Backbone:
+        (vlm,) = self._vlm
+        return vlm.backbone
 
     def _temperatures(self, tau: float, samples: Sequence[Sample], step: int | str) -> float | Float[Tensor, " B"]:
         if not self.config.tau.drawn:

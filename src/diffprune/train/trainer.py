@@ -17,9 +17,11 @@ from diffprune.backbones.prompts import Batch
 from diffprune.config import RunConfig
 from diffprune.fingerprint import base_fingerprint, sampled_fingerprint
 from diffprune.fitting import wrap_backbone
-from diffprune.methods.base import ScoringPruner
+from diffprune.methods.base import ScoringPruner, SelfSupervisedPruner
 from diffprune.methods.options import build_method, require_trainable
 from diffprune.model import PrunedVLM
+from diffprune.registry import METHODS
+from diffprune.restriction import refuse_removal
 from diffprune.schedules import Schedule, resolve_steps
 from diffprune.train.checkpointing import (
     Checkpoint,
@@ -35,7 +37,7 @@ from diffprune.train.checkpointing import (
 from diffprune.train.features import CachedFeed, FeatureCache
 from diffprune.train.feed import Broken, Feed, Sample
 from diffprune.train.folder import RunState, first_broken, note_broken
-from diffprune.train.frozen import load_frozen
+from diffprune.train.frozen import load_frozen, require_whole_layers
 from diffprune.train.guardian import reversed_scores, signs
 from diffprune.train.loop import account, descend, make_optimizer, make_schedule
 from diffprune.train.objective import LossKind, Objective
@@ -61,6 +63,9 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.accelerator = config, folder, accelerator
         require_trainable(config.method.name, config.method.options)  # before a large model is loaded
+        kind = METHODS.get(config.method.name)
+        if kind.is_inside or issubclass(kind, SelfSupervisedPruner):
+            refuse_removal(config.remove_below)
         seed_everything(config.seed)
         model, processor, self.base_id = frozen or self._load()
         budgets = (config.budget.keep,) if config.budget.range is None else config.budget.range
@@ -71,6 +76,7 @@ class Trainer:
         method = build_method(
             config.method.name, block=backbone.block, language=backbone.language, **config.method.options
         )
+        require_whole_layers(method, backbone)
         self.vlm = PrunedVLM(model, processor, method=method, keep=keep)
         self.vlm.trained_for = tuple(budgets)  # type: ignore[assignment]
         self.vlm.artefact = {"recipe": config.recipe}
@@ -350,7 +356,11 @@ class Trainer:
                 (record["reversed"],) = self._held_out_losses(("hard",))
             total, count = self.sum_up(sum(float(one.sum()) for one in deviations), sum(map(len, deviations)))
             record["deviation"] = total / max(1.0, count)
-        new = {key: said for key, said in signs(record).items() if key not in self.state.warned}
+        method, objective = self.vlm.method, self.accelerator.unwrap_model(self.objective)
+        (dropped,) = self.sum_up(objective.dropped)
+        throttles = not (isinstance(method, SelfSupervisedPruner) or method.learns_from_regions)
+        found = signs(record, whole=not dropped, throttles=throttles)
+        new = {key: said for key, said in found.items() if key not in self.state.warned}
         self.state.warned |= new
         return list(new.values())
 

@@ -1,5 +1,6 @@
 """The losses of held-out samples, and what they decide: which weights are the best, and when a run has had enough."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from accelerate import Accelerator
 
 from diffprune.train.feed import Sample
 from diffprune.train.folder import RunState
+from diffprune.train.frozen import not_recomputing
 from diffprune.train.objective import LossKind, Objective
 
 FIXED = "validation"  # in place of the step: noise and budgets of validation are the same each time
@@ -38,8 +40,8 @@ def held_out_losses(
     most = -(-len(samples) // accelerator.num_processes)  # as many passes in each process
     objective.eval()  # a method may count its training passes
     try:
-        for start in range(0, most, size):
-            for kind in sums:
+        with not_recomputing(objective.backbone):
+            for start, kind in itertools.product(range(0, most, size), kinds):
                 with accelerator.autocast():
                     part = mine[start : start + size]
                     loss, _ = objective(part, FIXED, tau, divisor, num_prompts=len(samples), kind=kind)
