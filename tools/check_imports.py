@@ -70,7 +70,7 @@ LIBRARY: dict[str, set[str]] = {
     "inside": {"backbones", "losses", "methods", "nn", "ops", "types"},  # the loop over layers, and generation
     # what the model is put together from
     "tiles": {"backbones", "methods", "nn", "ops", "types"},
-    "losses": {"methods", "types"},
+    "losses": {"methods", "ops", "types"},
     "restriction": {"methods", "ops", "tiles", "types"},
     "memory": {"backbones", "types"},
     "streaming": set(),

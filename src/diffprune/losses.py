@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffprune.methods.base import Distillation
+from diffprune.ops.arguments import LARGEST, shown
 
 
 class AnswerStates(NamedTuple):
@@ -102,6 +103,12 @@ def share_of(
     if num_prompts is not None and labels is not None:
         return mean * (len(labels) / num_prompts)
     return mean if num_targets is None or labels is None else mean * ((labels != -100).sum() / num_targets)
+
+
+def check_prompts(num_prompts: int | None) -> None:
+    """An error where it is no number of prompts; None where that is not known."""
+    if num_prompts is not None and not 0 < num_prompts < LARGEST:
+        raise ValueError(f"num_prompts={shown(num_prompts)} is no number of prompts; give the global batch's")
 
 
 def add(total: Float[Tensor, " B"] | None, more: Float[Tensor, " B"] | None) -> Float[Tensor, " B"] | None:

@@ -19,10 +19,10 @@ from diffprune.arguments import read_request
 from diffprune.backbones.prompts import Batch, Exchange
 from diffprune.chat import Talking
 from diffprune.decoding import Decoder, make_decoder
-from diffprune.losses import share_of
+from diffprune.losses import check_prompts, share_of
 from diffprune.memory import Memory
 from diffprune.methods.base import Kept, Pruner, Restricted
-from diffprune.ops.arguments import LARGEST, checked_methods, shown
+from diffprune.ops.arguments import checked_methods
 from diffprune.ops.noise import Generators
 from diffprune.ops.transfer import to_device
 from diffprune.pretrained import SavedPruner
@@ -38,8 +38,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
     """Any loaded Hugging Face VLM with any pruning method around it.
 
     Args:
-        model: The loaded model, of a supported family (`dp.backbones()`). It is frozen and stays untouched.
-        processor: Its processor.
+        model, processor: Loaded, of a supported family (`dp.backbones()`). The model is frozen and stays untouched.
         method: A name (`dp.methods()`), which may hold options (`fastv[layer=3]`), or a built `Pruner`; default: full.
         keep: The budget: an int is tokens per image, a float a share; needs a method. Every call may give its own.
         positions: "original" keeps the position each token had; "packed" numbers what is left without gaps. Default:
@@ -148,21 +147,17 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
 
         Args:
             batch: From `prepare(images, text, answers)`.
-            tau: Temperature of Soft Top-K, smaller is harder; a tensor gives every image its own (every prompt, where a
-                method chooses inside the language model).
+            tau: Temperature of Soft Top-K, smaller is harder; a tensor gives every image its own.
             keep: The budget of this step; a tensor of counts gives every image its own.
-            generator: Of the noise; one per image (there too: per prompt) makes a row independent of its batch.
+            generator: Of the noise; one per image makes a row independent. Inside the language model both go by prompt.
             hard: Drop instead of throttling: the loss of the deployed path, for validation.
             tokens: The batch's visual tokens, where they are encoded already.
             num_targets: What the summed loss is divided by; default: the batch's own answer tokens.
-            num_prompts: All prompts of the global batch that this batch is a part of; what is a mean over prompts (a
-                method's penalty) gets this batch's share of them, else its share of the answer tokens.
+            num_prompts: Of the global batch, of which this is a part; a mean over prompts (a penalty) gets its share.
             remove_below: Tokens with a weight below this leave the sequence, all but the K best; see `restriction`.
-            return_alpha: Give the weights of the visual tokens too, as (loss, alpha). Rows are prompts where a method
-                chooses inside the language model; all are 1 where it learns from pictures alone.
+            return_alpha: Give (loss, alpha) with the visual tokens' weights: of prompts, where a method chooses inside.
         """
-        if num_prompts is not None and not 0 < num_prompts < LARGEST:
-            raise ValueError(f"num_prompts={shown(num_prompts)} is no number of prompts; give the global batch's")
+        check_prompts(num_prompts)
         tokens = self.encode(batch) if tokens is None else tokens  # [B, N, D]
         k = self.counts(tokens, keep)  # [B]
         step: dict[str, Any] = {"tau": None} if hard else {"tau": tau, "generator": generator}
@@ -170,7 +165,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
             kept = None if tokens is None else self.rule.deploy(tokens, k)  # as generate() does
         else:
             tokens, kept = restrict(self.rule, tokens, k, remove_below=remove_below, **step)  # Eqs. 5, 6; Section 4.3
-            kept = by_prompt(kept, batch.row_of_image, len(batch.features["input_ids"]))
+            kept = by_prompt(kept, batch.mean_by_prompt)
         if kept is not None and kept.own_loss is not None:  # a method that learns from pictures alone
             loss, alpha = share_of(kept.own_loss, batch.labels, num_targets, num_prompts), kept.alpha
         else:
@@ -297,10 +292,7 @@ class PrunedVLM(SavedPruner, Talking, nn.Module):
 
     def prompt_counts(self, batch: Batch, counts: Int[Tensor, " I"] | None) -> Int[Tensor, " B"] | None:
         """Tokens that stay in each prompt: the sum over its images."""
-        if counts is None:
-            return None
-        rows = to_device(torch.tensor(batch.row_of_image), counts.device)
-        return counts.new_zeros(len(batch.features["input_ids"])).index_add_(0, rows, counts)
+        return None if counts is None else batch.sum_by_prompt(counts)
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:

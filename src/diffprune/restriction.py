@@ -1,6 +1,6 @@
 """The visual tokens as a training step runs them: all of them, each weakened by its weight, the lightest taken out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 from diffprune.methods.base import Pruner, Restricted
 from diffprune.ops import hard_mask, linear_gate, take_tokens
 from diffprune.ops.noise import Generators, draw_normal
-from diffprune.ops.transfer import to_device
 from diffprune.tiles import PerTile
 from diffprune.types import LMInputs, VisualTokens
 
@@ -43,16 +42,12 @@ def restrict(
     return tokens, kept
 
 
-def by_prompt(kept: Restricted, row_of_image: Sequence[int], num_prompts: int) -> Restricted:
-    """With what each image has of a loss as a mean over each prompt's images, 0 where it has none."""
-    if list(row_of_image) == list(range(num_prompts)):
-        return kept
+def by_prompt(kept: Restricted, mean: Callable[[Tensor], Tensor]) -> Restricted:
+    """With what each image has of a loss as what each prompt has.
 
-    def mean(values: Float[Tensor, " I"]) -> Float[Tensor, " B"]:
-        shares = torch.tensor([1 / row_of_image.count(row) for row in row_of_image], dtype=values.dtype)
-        rows = to_device(torch.tensor(row_of_image), values.device)
-        return values.new_zeros(num_prompts).index_add(0, rows, values * to_device(shares, values.device))
-
+    Args:
+        mean: Over each prompt's images (`Batch.mean_by_prompt`).
+    """
     found = {"penalty": kept.penalty, "own_loss": kept.own_loss}
     return kept._replace(**{name: mean(values) for name, values in found.items() if values is not None})
 

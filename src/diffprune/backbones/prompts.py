@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from diffprune.ops import pad_rows
+from diffprune.ops.transfer import to_device
 from diffprune.types import Grid
 
 IGNORE = -100  # label of a position without a target
@@ -43,6 +44,18 @@ class Batch:
     @property
     def num_images(self) -> int:
         return len(self.row_of_image)
+
+    def sum_by_prompt(self, values: Shaped[Tensor, " I"]) -> Shaped[Tensor, " B"]:
+        """What images have, summed over each prompt's; 0 where it has none."""
+        rows = to_device(torch.tensor(self.row_of_image, dtype=torch.long), values.device)
+        return values.new_zeros(len(self.features["input_ids"])).index_add(0, rows, values)
+
+    def mean_by_prompt(self, values: Float[Tensor, " I"]) -> Float[Tensor, " B"]:
+        """What images have, as a mean over each prompt's; 0 where it has none."""
+        if self.row_of_image == tuple(range(len(self.features["input_ids"]))):
+            return values
+        count = [self.row_of_image.count(row) for row in self.row_of_image]
+        return self.sum_by_prompt(values / to_device(torch.tensor(count), values.device))
 
     def only(self, images: Sequence[int], features: dict[str, Tensor]) -> "Batch":
         """The batch with some of its pictures alone, whose own features these are; its prompts as they are."""
