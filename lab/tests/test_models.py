@@ -50,4 +50,6 @@ def test_looking_for_a_model_imports_no_world_but_its_own() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     found = set(run.stdout.split())
-    assert not {name for name in found if "qwen" in name or name.startswith("diffprune_lab.scarce.")}
+    # Older transformers put names of image processors there by themselves.
+    worlds = ("diffprune_lab.scarce.", "diffprune_lab.scenes.qwen")
+    assert not {name for name in found if ".modeling_" in name or name.startswith(worlds)}
