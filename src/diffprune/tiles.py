@@ -76,7 +76,7 @@ class PerTile:
         out = self.method.restrict(tiles.tokens, spread_budget(tiles, k), tau=tau, generator=generator)
         fields_per_token = ("x", "alpha", "logits", "soft_mask")
         values = {name: getattr(out, name) for name in fields_per_token}
-        penalty = None if out.penalty is None else _means(out.penalty, tiles.image, len(tokens))
+        penalty = None if out.penalty is None else mean_by_image(out.penalty, tiles.image, len(tokens))
         return out._replace(
             penalty=penalty,
             **{name: _spread(value, tiles, tokens) for name, value in values.items() if value is not None},
@@ -154,8 +154,8 @@ def _spread(value: Tensor, tiles: Tiles, tokens: VisualTokens) -> Tensor:
     return out.index_put((image, tiles.index[real]), value[real])
 
 
-def _means(values: Float[Tensor, " R"], image: Int[Tensor, " R"], num_images: int) -> Float[Tensor, " B"]:
-    """What tiles have as a mean over each image's, so that none weighs by its tiles."""
+def mean_by_image(values: Float[Tensor, " R"], image: Int[Tensor, " R"], num_images: int) -> Float[Tensor, " B"]:
+    """What tiles have as a mean over each image's, so that none weighs by their number."""
     count = values.new_zeros(num_images).index_add(0, image, torch.ones_like(values))
     return values.new_zeros(num_images).index_add(0, image, values) / count.clamp(min=1)
 

@@ -9,6 +9,7 @@ import torch
 
 from diffprune.config import BudgetConfig, make_config
 from diffprune.methods.oc_vtp import OCVTP
+from diffprune.methods.visionselector import VisionSelector
 from diffprune.model import PrunedVLM
 from diffprune.train.objective import Objective
 from tests import tiny
@@ -58,6 +59,16 @@ def test_every_parameter_has_a_gradient_where_several_processes_wait_for_it(name
         loss, _ = objective([runs.Endless(config.data, 0).sample(1)], 0, 1.0, torch.tensor(9.0))
         loss.backward()
         assert all(parameter.grad is not None for parameter in vlm.method.parameters())
+
+
+def test_what_changes_over_a_run_follows_from_its_optimiser_steps(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(VisionSelector, "at_step", lambda self, step: told.append(step))
+    optim = {"steps": 3, "batch_size": 2, "accumulate": 2}
+    train(disk, tmp_path, method=named("visionselector"), optim=optim)
+    assert told == [0, 0, 1, 1, 2, 2]  # and of no validation
 
 
 @pytest.mark.parametrize("name", LEARNED)
