@@ -59,6 +59,7 @@ def test_commas_separate_methods_but_not_in_brackets() -> None:
         ("centre[colour=red]", "'centre' has no option 'colour'; it takes none"),
         ("fastv[layer=two]", "option 'layer' of method 'fastv' takes a whole number, not 'two'"),
         ("fastv[budget=half]", "budget='half' is not known; give one of exact, average"),
+        (f"fastv[budget={'half' * 500}]", "budget='halfhalf[half]{71} is not known; give one of exact, average"),
         ("visionzip[native=1]", "option 'native' of method 'visionzip' takes true or false, not '1'"),
         ("pyramiddrop[layers=a,b]", "takes numbers separated by commas or none, not 'a,b'"),
         ("fastv[layer=2;layer=3]", "has option 'layer' twice"),

@@ -371,7 +371,7 @@ def check_choices(options: Any, **choices: Sequence[str]) -> None:
     for name, allowed in choices.items():
         value = getattr(options, name)
         if value not in allowed:
-            raise ValueError(f"{name}={value!r} is not known; give one of {', '.join(allowed)}")
+            raise ValueError(f"{name}={value!r:.80} is not known; give one of {', '.join(allowed)}")
 
 
 def check_counts(options: Any, *names: str) -> None:

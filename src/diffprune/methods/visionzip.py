@@ -37,7 +37,7 @@ class VisionZipOptions:
         check_heads(self.heads)
         value = self.contextual
         if isinstance(value, bool) or value < 0 or (isinstance(value, float) and not value < 1):
-            raise ValueError(f"contextual={value!r} is no part of K; give tokens (10) or a share below 1.0 (0.156)")
+            raise ValueError(f"contextual={value!r:.80} is no part of K; give tokens (10) or a share below 1.0 (0.156)")
 
 
 @METHODS.register("visionzip")

@@ -60,13 +60,13 @@ class BlockSpec:
         if self.rotary is not None and self.head_width % 4:
             raise ValueError(f"rotary positions need a head width divisible by 4, not {self.head_width}; change heads")
         if self.norm not in ("layer", "rms"):
-            raise ValueError(f"norm={self.norm!r} is not known; give 'layer' or 'rms'")
+            raise ValueError(f"norm={self.norm!r:.80} is not known; give 'layer' or 'rms'")
         from transformers.activations import (
             ACT2FN,
         )  # here: transformers takes seconds to import, listing methods should not
 
         if self.activation not in ACT2FN:
-            raise ValueError(f"activation={self.activation!r} is not known; give a name of transformers' ACT2FN")
+            raise ValueError(f"activation={self.activation!r:.80} is not known; give a name of transformers' ACT2FN")
 
     @property
     def head_width(self) -> int:

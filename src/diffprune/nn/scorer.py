@@ -38,9 +38,9 @@ class Scorer(nn.Module):
     ) -> None:
         super().__init__()
         if groups not in GROUPS:
-            raise ValueError(f"groups={groups!r} is not known; give {' or '.join(map(repr, GROUPS))}")
+            raise ValueError(f"groups={groups!r:.80} is not known; give {' or '.join(map(repr, GROUPS))}")
         if tiles not in TILES:
-            raise ValueError(f"tiles={tiles!r} is not known; give {' or '.join(map(repr, TILES))}")
+            raise ValueError(f"tiles={tiles!r:.80} is not known; give {' or '.join(map(repr, TILES))}")
         if not 0 <= depth <= MOST_BLOCKS:
             raise ValueError(f"scorer_depth={str(depth)[:20]} is no number of blocks; give 0 to {MOST_BLOCKS}")
         self.spec, self.groups, self.tiles = spec, groups, tiles
@@ -178,7 +178,7 @@ def make_scorer(
         return Scorer(spec, depth, final_norm=final_norm, groups=groups, tiles=tiles)
     if kind == "bilinear":
         return BilinearScorer(spec)
-    raise ValueError(f"scorer={kind!r} is not known; give 'blocks' or 'bilinear'")
+    raise ValueError(f"scorer={kind!r:.80} is not known; give 'blocks' or 'bilinear'")
 
 
 def standardise(

@@ -80,7 +80,7 @@ def soft_topk(
         return_z: Also give the thresholded logit, of which the gates take their square roots.
     """
     if response not in RESPONSES:
-        raise ValueError(f"response={response!r} is unknown; choose one of {', '.join(RESPONSES)}")
+        raise ValueError(f"response={response!r:.80} is unknown; choose one of {', '.join(RESPONSES)}")
     check_inputs(logits, k, mask, finite=True)
     check_tau(tau)
     if logits.shape[-1] == 0:  # a batch without any visual token
