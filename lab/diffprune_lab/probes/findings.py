@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Callable, Sequence
 
-from diffprune.evaluate.leads import NO_RIVALS, THROTTLED
+from diffprune.evaluate.answers import THROTTLED
+from diffprune.evaluate.leads import NO_RIVALS
 from diffprune.results import markdown_table
 from diffprune_lab.probes import coherence, relevance, scaling
 from diffprune_lab.probes.bench import DIVERSE, LEARNED, PLAIN, SUPERVISED

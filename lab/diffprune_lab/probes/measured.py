@@ -6,7 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from diffprune.evaluate.leads import NO_RIVALS, THROTTLED
+from diffprune.evaluate.answers import THROTTLED
+from diffprune.evaluate.leads import NO_RIVALS
 from diffprune.results import Results, read_results
 from diffprune_lab.probes.figures import label
 from diffprune_lab.probes.store import Row

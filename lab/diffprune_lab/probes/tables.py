@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from diffprune.evaluate.leads import THROTTLED
+from diffprune.evaluate.answers import THROTTLED
 from diffprune.evaluate.retention import retention
 from diffprune.report.cells import DASH
 from diffprune.results import markdown_table

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 import diffprune_lab
-from diffprune.evaluate.answers import Answers
-from diffprune.evaluate.leads import OTHERWISE
+from diffprune.evaluate.answers import OTHERWISE, Answers
 from diffprune.evaluate.rows import quality_rows
 from diffprune.evaluate.session import Asked
 from diffprune.results import write_results

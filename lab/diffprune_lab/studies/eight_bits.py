@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffprune.evaluate.leads import OTHERWISE
+from diffprune.evaluate.answers import OTHERWISE
 from diffprune.evaluate.pruners import SavedPruner
 from diffprune.evaluate.runner import FULL, Measurement
 from diffprune.evaluate.session import Asked, Session

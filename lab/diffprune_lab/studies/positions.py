@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from diffprune.evaluate.leads import OTHERWISE
+from diffprune.evaluate.answers import OTHERWISE
 from diffprune.evaluate.session import Asked, Outcome, Session
 from diffprune.fitting import POSITIONS
 from diffprune_lab.studies import by_model

@@ -17,6 +17,8 @@ from diffprune.json_files import read_json, require_kind
 SUFFIX = ".answers.json"  # of the file beside the results file
 QUESTION_KEYS = ("answers", "choices", "subset", "group")  # of a question in a sheet, where it has them
 NUM_KEPT, FIRST_TOKEN_KL = "num_kept", "first_token_kl"
+THROTTLED = "-throttled"  # behind the label of a pruner that is run as in training
+OTHERWISE = " otherwise"  # behind the label of what is measured a second way
 Keep = int | float
 _OF_A_SHEET = ("metrics", "made_by", "places", "notes")  # in its file where there is something
 _OF_A_RUN = ("said", "score", "raw", "units", "seconds")

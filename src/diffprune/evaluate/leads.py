@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from diffprune.evaluate.answers import Keep
+from diffprune.evaluate.answers import OTHERWISE, THROTTLED, Keep
 from diffprune.evaluate.bootstrap import LEVEL, RESAMPLES, holm, interval, resample_seeds, two_sided_p
 from diffprune.registry import METHODS
 
 Cell = tuple[str, Keep]  # method and budget of a summary row
 NO_RIVALS = ("full", "oracle", "blind")  # they are no choice of tokens that could be deployed
-THROTTLED = "-throttled"  # behind the label of a pruner that is run as in training
-OTHERWISE = " otherwise"  # behind the label of what is measured a second way
 
 
 class Resampled:
@@ -26,21 +24,19 @@ class Resampled:
 
     def __init__(self) -> None:
         self.runs: dict[Cell, tuple[list[int], Float[np.ndarray, "resamples runs"]]] = {}
+        self.over_seeds: dict[Cell, Float[np.ndarray, " resamples"]] = {}  # what is left by each method and budget
 
     def add(self, cell: Cell, seeds: Sequence[int], retentions: Float[np.ndarray, "resamples runs"]) -> None:
         """The runs of one method and budget, the smallest seed first."""
         order = np.argsort(seeds, kind="stable")
         self.runs[cell] = [seeds[place] for place in order], retentions[:, order]
-
-    def of(self, cell: Cell) -> Float[np.ndarray, " resamples"]:
-        """What is left by one method at one budget."""
-        return resample_seeds(self.runs[cell][1], of=f"{cell[0]} at {cell[1]}")
+        self.over_seeds[cell] = resample_seeds(self.runs[cell][1], of=f"{cell[0]} at {cell[1]}")
 
     def ahead(self, one: Cell, other: Cell) -> Float[np.ndarray, " resamples"]:
         """By how much the first is ahead of the second."""
         (seeds, first), (others, second) = self.runs[one], self.runs[other]
         if trainings_of(one[0]) != trainings_of(other[0]) or seeds != others:
-            return self.of(one) - self.of(other)
+            return self.over_seeds[one] - self.over_seeds[other]
         return resample_seeds(first - second, of=f"{one[0]} over {other[0]} at {one[1]}")
 
 
@@ -69,7 +65,7 @@ def add_intervals(rows: Sequence[dict[str, Any]], resampled: Resampled, versus: 
     """Give every summary row its interval, its lead and gap where it has one, and the two best their mark."""
     by_cell = {(row["method"], row["keep"]): row for row in rows}
     for (method, keep), row in by_cell.items():
-        row["ci95"] = interval(resampled.of((method, keep)))
+        row["ci95"] = interval(resampled.over_seeds[method, keep])
         hard = method.removesuffix(THROTTLED), keep
         if method.endswith(THROTTLED) and hard in by_cell:
             row["gap"] = row["retention"] - by_cell[hard]["retention"]

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.config import RunConfig
-from diffprune.evaluate.answers import Entry
+from diffprune.evaluate.answers import THROTTLED, Entry
 from diffprune.evaluate.downscale import DOWNSCALE, require_forms
-from diffprune.evaluate.leads import THROTTLED
 from diffprune.evaluate.rows import Origins, place_of
 from diffprune.evaluate.runner import Measurement
 from diffprune.evaluate.throttled import Throttle, load_throttled, run_config

@@ -217,7 +217,7 @@ class Task:
                 f"{len(outputs)} outputs cannot answer {len(self.questions)} questions: give one for each."
             )
         scored = self.metric.score(outputs, self.questions)
-        score = min(100.0, scored.score)  # a mean of shares may end a rounding above
+        score = min(100.0, scored.score)  # a source's own metric may end a rounding above
         return TaskScore(score, score * self.maximum / 100, scored.units)
 
     def right(self, outputs: Sequence[str]) -> list[bool]:

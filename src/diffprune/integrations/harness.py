@@ -226,15 +226,14 @@ def _scored(entry: Entry, benchmarks: Sequence[Benchmark], parts: Sequence[tuple
     lengths: list[float | None] = []
     for one, (samples, own) in zip(benchmarks, parts, strict=True):
         scored, maximum = read(one, samples)
-        score = min(100.0, scored.score)
-        raw = score / 100 * maximum
+        raw = scored.score / 100 * maximum
         harness = own if maximum > 100 or one.reading == "circular" else 100 * own  # the rest are shares of 1
         if abs(raw - harness) > SAME * maximum:
             raise ValueError(
                 f"{one.task} of {entry.method} is {raw:.4f} by its questions and {harness:.4f} by lmms-eval, which has "
                 "changed its scoring; install lmms-eval 0.7.3"
             )
-        answers.score[one.task], answers.raw[one.task], answers.units[one.task] = score, raw, scored.units
+        answers.score[one.task], answers.raw[one.task], answers.units[one.task] = scored.score, raw, scored.units
         answers.asked.extend([one.task] * len(samples))
         answers.said.extend(str(sample["filtered_resps"][0]) for sample in samples)
         lengths += [(sample["token_counts"][0] or {}).get("input_tokens") for sample in samples]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffprune.atomic import replacing
+from diffprune.evaluate.answers import THROTTLED
 from diffprune.report.cells import budget_order
 from diffprune.report.quality import OURS, name_rows
 from diffprune.results import Results, Row
@@ -48,7 +49,7 @@ def draw_figures(found: Mapping[str, Results], folder: Path) -> dict[str, list[P
 def _summary(results: Results) -> list[dict[str, Any]]:
     """Summary rows of the first model and set of tasks, without the full model's own and those that drop nothing."""
     rows = [row for row in name_rows(results.rows) if "retention" in row and row["method"] != "full"]
-    rows = [row for row in rows if not row["method"].endswith("-throttled")]
+    rows = [row for row in rows if not row["method"].endswith(THROTTLED)]
     first = {key: rows[0].get(key) for key in ("backbone", "tasks")} if rows else {}
     return [row for row in rows if all(row.get(key) == value for key, value in first.items())]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from diffprune.evaluate.answers import THROTTLED
 from diffprune.registry import METHODS
 from diffprune.report.cells import DASH, LONG, budget_order, heading, noted_table, pivot
 from diffprune.results import CI_OVER, Row, markdown_table
@@ -43,7 +44,7 @@ def trained_by(row: Row) -> str:
     name = str(row["method"])
     if name.startswith(OURS):
         recipe = row.get("recipe") or ("paper" if "-paper" in name else "bridge")
-        choice = "none dropped" if name.endswith("-throttled") else row.get("choice", "top-k")
+        choice = "none dropped" if name.endswith(THROTTLED) else row.get("choice", "top-k")
         return f"{recipe}, {choice}"
     rule = name.partition("[")[0]
     is_trained = "recipe" in row or (rule in METHODS.names() and METHODS.get(rule).trained)
@@ -151,19 +152,13 @@ def _counts(rows: Sequence[Row]) -> list[str]:
 
 def _first_tokens(rows: Sequence[Row]) -> list[str]:
     """What fewer bits do to the first token, beside what dropping tokens does."""
-    known = [row for row in rows if "precision" in row and "first_token_kl" in row]
-    cells = {
-        (row["method"], row["keep"], row["precision"]): f"{row['precision']} {row['first_token_kl']:.2g}"
-        for row in known
-    }
-    if not cells:
-        return []
-    places = dict.fromkeys((method, keep) for method, keep, _ in cells)
-    said = [
-        f"{method} at {keep} {', '.join(cell for key, cell in cells.items() if key[:2] == (method, keep))}"
-        for method, keep in places
-    ]
-    return [f"KL of the first token to that of all tokens in the model's own precision: {'; '.join(said)}."]
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        if "precision" in row and "first_token_kl" in row:
+            place = f"{row['method']} at {row['keep']}"
+            cells.setdefault(place, []).append(f"{row['precision']} {row['first_token_kl']:.2g}")
+    said = "; ".join(f"{place} {', '.join(values)}" for place, values in cells.items())
+    return [f"KL of the first token to that of all tokens in the model's own precision: {said}."] if said else []
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
